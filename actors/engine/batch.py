@@ -1,0 +1,80 @@
+"""One step's decision and its result: the engine's narrow waist between scheduler and runner.
+
+Frozen. Knows token ids and block numbers; knows no tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from baton.actors.engine.request import Request, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One sequence's part of a step.
+
+         0            start                    start + num_tokens
+         |--- KV there --|--- this step's queries ---|
+                         tokens (known ids)   [+ 1 id that only the device knows]
+
+    When `len(tokens) < num_tokens` the one missing id is the token sampled for this slot by the step before, which
+    is still on the device (overlap scheduling).
+    """
+
+    slot: int
+    start: int
+    num_tokens: int
+    tokens: Sequence[int]
+    blocks: Sequence[int]  # block table, covers at least start + num_tokens positions
+    sample: bool  # sample a token after the last position
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A sequence that enters `slot` with this step: its sampling state is built from `request` and `tokens`."""
+
+    slot: int
+    request: Request
+    tokens: Sequence[int]  # prompt and output so far: the penalties' history
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows in order: decodes (num_tokens == 1 and sample) first, then prefill chunks."""
+
+    rows: tuple[Row, ...]
+    admissions: tuple[Admission, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(row.num_tokens for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """`tokens[i]` are the 0..k+1 tokens that row i of the batch yielded; empty for a chunk that samples nothing.
+
+    `logprobs[i]` runs parallel to `tokens[i]`, or is None where the request wants none.
+    """
+
+    tokens: tuple[tuple[int, ...], ...]
+    logprobs: tuple[tuple[TokenLogprobs, ...] | None, ...]
+
+
+class PendingStep(Protocol):
+    """A launched step. `wait` blocks until the sampled ids are on the host, and may be called once."""
+
+    def wait(self) -> StepOutput: ...
+
+
+class Runner(Protocol):
+    """Runs batches in launch order on one device. `launch` returns as soon as the work is queued."""
+
+    def launch(self, batch: Batch) -> PendingStep: ...

@@ -1,0 +1,59 @@
+"""What a client wants, as plain frozen data that crosses processes.
+
+Knows tokens and sampling; knows no text, no KV, no worker.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How the next token is chosen. The gateway has validated every range and filled every default.
+
+    `seed` is always set: the random number for a position is a pure function of (seed, position), so any worker
+    that knows the tokens can go on from them.
+    """
+
+    max_tokens: int
+    seed: int
+    temperature: float = 1.0  # 0 = greedy
+    top_k: int = 0  # 0 = off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None  # number of alternatives beside the chosen token's; None = no logprobs at all
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One sequence to generate. `tokens` may already hold output (a migrated request): the last `num_output` of them."""
+
+    id: str
+    tokens: tuple[int, ...]
+    sampling: SamplingParams
+    num_output: int = 0
+    cache_salt: str = ""
+    priority: int = 0
+    deadline_s: float | None = None  # seconds left when the message was sent; clocks are never compared across processes
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.tokens) - self.num_output
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities (natural log, before temperature) of one sampled token and its best alternatives."""
+
+    chosen: float
+    top_ids: tuple[int, ...] = ()
+    top: tuple[float, ...] = ()
