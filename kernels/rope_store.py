@@ -1,8 +1,9 @@
 """RoPE on a merged QKV projection, with this step's K and V stored into the paged cache on the way.
 
-qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], rows contiguous; cos_sin: [max_context, head_dim]
+qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], rows contiguous. cos_sin: [max_context, head_dim]
 float32, cosines in the first half, sines in the second; rotation pairs dim i with i + head_dim / 2 (neox). kv: one
-layer's cache view [num_blocks, 2, block_size, num_kv_heads, head_dim]. Returns the query [num_tokens, num_heads, head_dim].
+layer's cache view [num_blocks, 2, block_size, num_kv_heads, head_dim]. The query comes back as [num_tokens, num_heads,
+head_dim] of qkv's dtype; qkv is not modified.
 """
 
 from __future__ import annotations

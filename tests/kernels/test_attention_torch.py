@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kernel_cases import naive_attention, paged_case
 
 from baton.kernels.attention import AttentionShape, StepLayout
 from baton.kernels.attention_torch import TorchAttention
-from kernel_cases import naive_attention, paged_case
 
 
 @pytest.mark.parametrize("window", [None, 7, 40])
