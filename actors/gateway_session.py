@@ -37,6 +37,7 @@ class GatewaySession:
         self._changes: dict[bytes, bool] = {}  # block hash -> is it stored now: the last state wins
         self._load = Load()
         self._needs_snapshot = True
+        self._is_closed = False
         self._news = asyncio.Event()
         self._news.set()
 
@@ -57,10 +58,17 @@ class GatewaySession:
         self._needs_snapshot = True
         self._news.set()
 
+    def close(self) -> None:
+        """The gateway reads no more: end `frames`."""
+        self._is_closed = True
+        self._news.set()
+
     async def frames(self) -> AsyncIterator[Frame]:
         while True:
             await self._news.wait()
             self._news.clear()
+            if self._is_closed:
+                return
             yield self._next_frame()
 
     def _next_frame(self) -> Frame:

@@ -1,4 +1,4 @@
-"""One end of a hand-over stream between a decode and a prefill worker: an outgoing queue that beats when idle.
+"""One end of a hand-over stream between a decode and a prefill worker: an outgoing queue and the incoming messages.
 
 The same class serves both ends; what the messages mean is `baton.transfer`'s business.
 """
@@ -14,7 +14,7 @@ import msgspec
 
 from baton.actors import rpc
 from baton.actors.messages import PeerAddress
-from baton.transfer.wire import Beat, Hello, Message
+from baton.transfer.wire import Hello, Message
 
 log = logging.getLogger(__name__)
 decode_message: Callable[[bytes], Message] = msgspec.msgpack.Decoder(Message).decode
@@ -25,10 +25,9 @@ class PeerRefused(Exception):
 
 
 class PeerSession:
-    """Messages to one peer, in order. `send` never blocks; a Beat fills every silence of `beat_s` seconds."""
+    """Messages to one peer, in order. `send` never blocks. The state machines' Beats bound every silence."""
 
-    def __init__(self, beat_s: float) -> None:
-        self._beat_s = beat_s
+    def __init__(self) -> None:
         self._queue: asyncio.Queue[Message | None] = asyncio.Queue()
 
     def send(self, message: Message) -> None:
@@ -38,23 +37,16 @@ class PeerSession:
         self._queue.put_nowait(None)
 
     async def outgoing(self) -> AsyncIterator[Message]:
-        while True:
-            try:
-                async with asyncio.timeout(self._beat_s):
-                    message = await self._queue.get()
-            except TimeoutError:
-                message = Beat()
-            if message is None:
-                return
+        while (message := await self._queue.get()) is not None:
             yield message
 
 
 class PeerLink:
     """The decode worker's side of a stream to one life of one prefill worker."""
 
-    def __init__(self, peer: PeerAddress, hello: Hello, beat_s: float) -> None:
+    def __init__(self, peer: PeerAddress, hello: Hello) -> None:
         self.peer = peer
-        self._session = PeerSession(beat_s)
+        self._session = PeerSession()
         self._session.send(hello)
         self._channel = rpc.open_channel(peer.address)
         self._call: grpc.aio.StreamStreamCall | None = None
@@ -80,7 +72,7 @@ class PeerLink:
         """Yield what the peer sends until the stream ends, however it ends."""
         assert self._call is not None, "open() comes first"
         try:
-            async for message in self._call:
+            while (message := await self._call.read()) is not grpc.aio.EOF:
                 yield message
         except grpc.aio.AioRpcError as error:
             log.warning("stream to %s lost: %s", self.peer.worker_id, _reason(error))

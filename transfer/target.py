@@ -86,6 +86,9 @@ class HandoverTarget:
     def num_quarantined(self) -> int:
         return len(self._quarantined)
 
+    def has_quarantined(self, peer: Incarnation) -> bool:
+        return any(attempt.peer == peer for attempt in self._quarantined)
+
     @property
     def is_receiving(self) -> bool:
         """Tell whether writes may be on their way: the mover should be polled eagerly."""

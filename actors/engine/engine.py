@@ -117,6 +117,13 @@ class Engine:
         if sequence is not None and sequence.status is Status.EXPORTED:
             self._end(sequence)
 
+    def stop_export(self, request_id: str) -> None:
+        """Compute an export no further; what it holds stays held until `release`. Idempotent."""
+        sequence = self._sequences.get(request_id)
+        if sequence is not None and sequence.status is not Status.EXPORTED:
+            self._scheduler.remove(sequence)
+            sequence.status = Status.EXPORTED
+
     # Requests whose prompt is computed by a peer.
 
     def open_import(self, request: Request) -> ImportOpened:
@@ -127,6 +134,9 @@ class Engine:
         self._check_new(request.id)
         self._check_fits(request)
         return self._imports.open(self._sequence(request, export=False))
+
+    def is_import_open(self, request_id: str) -> bool:
+        return request_id in self._imports
 
     def reserve_import(self, request_id: str) -> tuple[int, ...] | None:
         """Reserve our blocks for the prompt's blocks skip_blocks..num_blocks; None while there is no room.
@@ -239,8 +249,8 @@ class Engine:
         self._space.complete(step.number)
         block_size = self._space.block_size
         for seq, row, tokens, logprobs in zip(step.sequences, step.rows, output.tokens, output.logprobs, strict=True):
-            if seq.status is Status.FINISHED:
-                continue  # cancelled, or the one step too many after its end was sampled
+            if seq.status in (Status.FINISHED, Status.EXPORTED):
+                continue  # cancelled or stopped, or the one step too many after its end was sampled
             if seq.status is not Status.WAITING:  # else preempted since: its KV is gone, the sampled token is not
                 seq.num_computed = row.end
                 num_full = row.end // block_size
