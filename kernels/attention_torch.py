@@ -151,7 +151,7 @@ class TorchAttention:
 
 
 def _gather(group: _DecodeGroup, plane: torch.Tensor) -> torch.Tensor:
-    """Collect a group's K or V from `plane` [num_blocks, block_size, ...] as [num_rows, num_kv_heads, len, head_dim]."""
+    """Gather a group's K or V from `plane` [num_blocks, block_size, ...] as [num_rows, num_kv_heads, len, head_dim]."""
     gathered = plane.index_select(0, group.blocks)
     if group.tail is not None:
         # A masked weight is 0, but 0 * NaN is NaN, and another sequence may have left one there.
