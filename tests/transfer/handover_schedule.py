@@ -39,6 +39,10 @@ def _break_down(world: World) -> None:
         world.prefill.break_down(prompts[world.choose(len(prompts))])
 
 
+def _freeze(world: World, frozen: bool) -> None:
+    world.frozen = frozen
+
+
 Move = Callable[[World], None]
 
 MOVES: tuple[tuple[int, Move], ...] = (  # (weight, move)
@@ -51,6 +55,7 @@ MOVES: tuple[tuple[int, Move], ...] = (  # (weight, move)
     (1, lambda world: world.deliver_transfer(world.choose(64), fail=True)),
     (12, lambda world: world.prefill.poll()),
     (12, lambda world: world.decode.poll()),
+    (1, lambda world: world.decode.poll(lose=True)),
     (24, lambda world: world.decode.answer_reserve()),
     (10, lambda world: world.decode.finish_one(world.choose(8))),
     (8, lambda world: world.decode.run_local(world.new_life("local"), 1 + world.choose(6))),
@@ -63,6 +68,8 @@ MOVES: tuple[tuple[int, Move], ...] = (  # (weight, move)
     (6, lambda world: world.deliver_straggler(world.choose(8))),
     (10, World.connect),
     (1, World.crash_prefill),
+    (1, lambda world: _freeze(world, True)),
+    (3, lambda world: _freeze(world, False)),
     (1, lambda world: world.crash_decode(silent=bool(world.choose(2)))),
 )
 _DECK = [move for weight, move in MOVES for _ in range(weight)]

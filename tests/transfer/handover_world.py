@@ -2,7 +2,8 @@
 
 `choose(n)` picks every move, so a schedule is a list of numbers: from hypothesis, or from a seeded generator. The
 network keeps the order of a stream, but streams break, are noticed late or never, and leave stragglers behind;
-messages are duplicated; transfers finish in any order; either side crashes and comes back with a new incarnation.
+messages are duplicated; transfers finish in any order, and their notices get lost; prefill freezes; either side crashes
+and comes back with a new incarnation.
 Every move checks the invariants; `finish` lets the faults end and checks that everything comes to an end.
 """
 
@@ -22,7 +23,7 @@ from baton.transfer.local_mover import LocalFabric, LocalMover, LocalTransfer
 from baton.transfer.mover import Completion, Incarnation, TransferError
 from baton.transfer.source import HandoverSource
 from baton.transfer.target import HandoverTarget
-from baton.transfer.wire import Attempt, Message, Open
+from baton.transfer.wire import Attempt, Beat, Message, Open
 
 NUM_BLOCKS = 12
 LEASE_S, BEAT_S, STALL_S = 8.0, 1.0, 8.0
@@ -112,7 +113,7 @@ class PrefillSide:
     def compute(self, attempt: Attempt, num_blocks: int) -> None:
         """Run one chunk: admit at first, then fill blocks, then finish."""
         prompt = self.prompts[attempt]
-        if prompt.cancelled or prompt.computed == prompt.open.num_blocks:
+        if self.world.frozen or prompt.cancelled or prompt.computed == prompt.open.num_blocks:
             return
         if not prompt.admitted:
             if self.pool.take(attempt, prompt.open.num_blocks) is None:
@@ -137,6 +138,8 @@ class PrefillSide:
             self.perform(self.machine.on_failed(attempt, "the engine failed"))
 
     def poll(self) -> None:
+        if self.world.frozen:
+            return
         for completion in self.pool.mover.poll().completions:
             self.perform(self.machine.on_completion(completion))
 
@@ -217,8 +220,8 @@ class DecodeSide:
             self.pool.give_back(self.running.pop(index % len(self.running)))
             self.perform(self.machine.on_room())
 
-    def poll(self) -> None:
-        for arrival in self.pool.mover.poll().arrivals:
+    def poll(self, *, lose: bool = False) -> None:
+        for arrival in self.pool.mover.poll().arrivals[lose:]:
             self.perform(self.machine.on_arrival(arrival, self.world.now))
 
 
@@ -252,6 +255,7 @@ class World:
         self.prefill = PrefillSide(self, self.new_life("p"))
         self.decode = DecodeSide(self, self.new_life("d"))
         self.stream: Stream | None = None
+        self.frozen = False  # P neither computes nor hears, ticks or polls, but its streams and memory stay
         self.connect()
 
     def new_life(self, kind: str) -> Incarnation:
@@ -260,7 +264,7 @@ class World:
     # The network.
 
     def connect(self) -> None:
-        if self.stream is not None and not self.stream.broken:
+        if self.frozen or (self.stream is not None and not self.stream.broken):
             return
         p, d = self.prefill, self.decode
         self.stream = Stream(d.life, p.life, {d.life: deque(), p.life: deque()})
@@ -283,7 +287,7 @@ class World:
 
     def deliver_message(self, to_decode: bool, twice: bool) -> None:
         stream = self.stream
-        if stream is None or stream.broken:
+        if stream is None or stream.broken or (self.frozen and not to_decode):
             return
         receiver, sender = (stream.decode, stream.prefill) if to_decode else (stream.prefill, stream.decode)
         if stream.queues[receiver]:
@@ -306,14 +310,14 @@ class World:
 
     def deliver_straggler(self, index: int) -> None:
         """Read a message of a broken stream late. Those between the same two keep their order."""
-        if not self.stragglers:
+        if not self.stragglers or self.frozen:
             return
         receiver, sender, _ = self.stragglers[index % len(self.stragglers)]
         first = next(i for i, entry in enumerate(self.stragglers) if entry[:2] == (receiver, sender))
         self.receive(*self.stragglers.pop(first))
 
     def notice_loss(self, index: int) -> None:
-        if not self.unnoticed:
+        if not self.unnoticed or self.frozen:
             return
         noticer, lost, stream = self.unnoticed.pop(index % len(self.unnoticed))
         if stream is not self.stream:
@@ -326,6 +330,7 @@ class World:
     # Crashes.
 
     def crash_prefill(self) -> None:
+        self.frozen = False
         self.break_stream(keep=True, silent=False)
         self.fabric.kill(self.prefill.life)
         self.prefill = PrefillSide(self, self.new_life("p"))
@@ -359,7 +364,8 @@ class World:
 
     def tick(self, steps: int) -> None:
         self.now += GRANULE_S * steps
-        self.prefill.perform(self.prefill.machine.tick(self.now))
+        if not self.frozen:
+            self.prefill.perform(self.prefill.machine.tick(self.now))
         self.decode.perform(self.decode.machine.tick(self.now))
 
     # Invariants.
@@ -373,13 +379,11 @@ class World:
 
     def finish(self) -> None:
         """No more faults: within bounded time everything must end and every pool be whole."""
-        for _ in range(80):
-            while self.unnoticed:
-                self.notice_loss(0)
-            self.connect()
-            self.settle()
-            self.tick(steps=2)
-            self.check()
+        if self.frozen:
+            self.let_go_on()
+            ensure(len(self.decode.machine) == 0, "D waits for a frozen prefill worker for ever")
+        self.frozen = False
+        self.let_go_on()
         ensure(len(self.prefill.machine) == 0, "P holds a hand-over for ever")
         ensure(len(self.decode.machine) == 0, "D waits for a hand-over for ever")
         ensure(self.decode.machine.num_quarantined == 0, "D quarantines blocks for ever")
@@ -387,8 +391,24 @@ class World:
         ensure(not self.prefill.pool.owned, "P's pool is not whole")
         ensure(not self.decode.pool.owned, "D's pool is not whole")
 
+    def let_go_on(self) -> None:
+        for _ in range(60):
+            while self.unnoticed and not self.frozen:
+                self.notice_loss(0)
+            self.connect()
+            self.settle()
+            self.tick(steps=2)
+            self.beat()
+            self.check()
+
+    def beat(self) -> None:
+        """Other hand-overs of the same two workers keep their stream busy: a lease must not be what ends these."""
+        if self.stream is not None and not self.stream.broken and not self.frozen:
+            self.receive(self.stream.prefill, self.stream.decode, Beat())
+            self.receive(self.stream.decode, self.stream.prefill, Beat())
+
     def settle(self) -> None:
-        while self.stragglers:
+        while self.stragglers and not self.frozen:
             self.deliver_straggler(0)
         while self.fabric.pending:
             self.deliver_transfer(0, fail=False)

@@ -81,13 +81,6 @@ class NoLeaseSweep(HandoverSource):
         return super().tick(now)
 
 
-class NoEpochFloor(HandoverSource):
-    """Begins an Open that its Abort has overtaken."""
-
-    def _note_epoch(self, attempt: Attempt) -> bool:
-        return True
-
-
 class StopsEarly(HandoverSource):
     """Says Stopped and releases blocks while writes are still pending."""
 
@@ -134,7 +127,7 @@ def test_the_model_catches_a_broken_target(kind: type[HandoverTarget]) -> None:
     assert broken is not None, f"{kind.__doc__} and no schedule noticed"
 
 
-@pytest.mark.parametrize("kind", [NoLeaseSweep, NoEpochFloor, StopsEarly, WritesAfterAbort])
+@pytest.mark.parametrize("kind", [NoLeaseSweep, StopsEarly, WritesAfterAbort])
 def test_the_model_catches_a_broken_source(kind: type[HandoverSource]) -> None:
     broken = first_broken_schedule(make_source=source(kind))
     print(kind.__name__, "->", broken)
