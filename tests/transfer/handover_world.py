@@ -281,9 +281,10 @@ class World:
         stream.queues[receiver].append(message)
 
     def receive(self, receiver: Incarnation, sender: Incarnation, message: Message) -> None:
-        for side in (self.prefill, self.decode):
-            if side.life == receiver:
-                side.perform(side.machine.on_message(sender, message, self.now))
+        if receiver == self.prefill.life:
+            self.prefill.perform(self.prefill.machine.on_message(sender, message, self.now))
+        elif receiver == self.decode.life:
+            self.decode.perform(self.decode.machine.on_message(sender, message, self.now))
 
     def deliver_message(self, to_decode: bool, twice: bool) -> None:
         stream = self.stream

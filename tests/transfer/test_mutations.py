@@ -11,8 +11,8 @@ from handover_schedule import play_seed
 
 from baton.transfer import actions as act
 from baton.transfer.mover import Arrival, Incarnation
-from baton.transfer.source import HandoverSource
-from baton.transfer.target import HandoverTarget
+from baton.transfer.source import Export, HandoverSource
+from baton.transfer.target import HandoverTarget, Intake
 from baton.transfer.wire import Admitted, Attempt, Failed, Message, Prefilled, Stopped, decode_tag, encode_tag
 
 MAX_SCHEDULES = 3000
@@ -21,8 +21,8 @@ MAX_SCHEDULES = 3000
 class NoQuarantine(HandoverTarget):
     """Gives the blocks of an aborted attempt back at once."""
 
-    def _forsake(self, intake: object, now: float) -> list[act.TargetAction]:
-        kept = super()._forsake(intake, now)  # pyright: ignore[reportArgumentType]
+    def _forsake(self, intake: Intake, now: float) -> list[act.TargetAction]:
+        kept = super()._forsake(intake, now)
         self._quarantined.clear()
         return [act.Unreserve(a.attempt) if isinstance(a, act.Quarantine) else a for a in kept]
 
@@ -48,11 +48,9 @@ class NoEpochCheck(HandoverTarget):
 class CountsDuplicates(HandoverTarget):
     """Lands when Prefilled has come, whatever has arrived."""
 
-    def _land_if_whole(self, intake: object) -> list[act.TargetAction]:
-        num_writes = intake.num_writes  # pyright: ignore[reportAttributeAccessIssue]
-        if num_writes is not None:
-            intake.arrived.update(range(num_writes))  # pyright: ignore[reportAttributeAccessIssue]
-        return super()._land_if_whole(intake)  # pyright: ignore[reportArgumentType]
+    def _land_if_whole(self, intake: Intake) -> list[act.TargetAction]:
+        intake.arrived.update(range(intake.num_writes or 0))
+        return super()._land_if_whole(intake)
 
 
 class NeverStalls(HandoverTarget):
@@ -66,10 +64,12 @@ class NeverStalls(HandoverTarget):
 class IgnoresStrays(HandoverTarget):
     """Does not answer a peer that works for an attempt which has ended."""
 
-    def _on_stray(self, attempt: Attempt, message: object, now: float) -> list[act.TargetAction]:
+    def _on_stray(
+        self, attempt: Attempt, message: Admitted | Prefilled | Stopped | Failed, now: float
+    ) -> list[act.TargetAction]:
         if isinstance(message, Admitted | Prefilled):
             return []
-        return super()._on_stray(attempt, message, now)  # pyright: ignore[reportArgumentType]
+        return super()._on_stray(attempt, message, now)
 
 
 class NoLeaseSweep(HandoverSource):
@@ -84,19 +84,19 @@ class NoLeaseSweep(HandoverSource):
 class StopsEarly(HandoverSource):
     """Says Stopped and releases blocks while writes are still pending."""
 
-    def _settle(self, export: object) -> list[act.SourceAction]:
-        if export.ending:  # pyright: ignore[reportAttributeAccessIssue]
-            export.pending.clear()  # pyright: ignore[reportAttributeAccessIssue]
-        return super()._settle(export)  # pyright: ignore[reportArgumentType]
+    def _settle(self, export: Export) -> list[act.SourceAction]:
+        if export.ending:
+            export.pending.clear()
+        return super()._settle(export)
 
 
 class WritesAfterAbort(HandoverSource):
     """Does not look whether the attempt is ending before it pushes."""
 
-    def _end(self, export: object, reply: Message | None) -> list[act.SourceAction]:
+    def _end(self, export: Export, reply: Message | None) -> list[act.SourceAction]:
         if isinstance(reply, Stopped):
-            return [act.Send(export.attempt.peer, reply)]  # pyright: ignore[reportAttributeAccessIssue]
-        return super()._end(export, reply)  # pyright: ignore[reportArgumentType]
+            return [act.Send(export.attempt.peer, reply)]
+        return super()._end(export, reply)
 
 
 def source(kind: type[HandoverSource]) -> Callable[[], HandoverSource]:
