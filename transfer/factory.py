@@ -18,7 +18,9 @@ def make_mover(
     chosen = kind if kind != "auto" else ("nixl" if fabric is None else "local")
     if chosen == "local":
         if fabric is None:
-            raise TransferError('transfer.mover = "local" needs a fabric, which joins one process; use "nixl" between two')
+            raise TransferError(
+                'transfer.mover = "local" needs a fabric, which joins one process; use "nixl" between two'
+            )
         return LocalMover(fabric, kv, incarnation)
     if importlib.util.find_spec("nixl") is None:
         raise TransferError('transfer.mover = "nixl" needs the nixl package: pip install "baton[demo]" or "baton[gpu]"')

@@ -80,7 +80,7 @@ class LocalFabric:
         with self._lock:
             source = self._movers[transfer.source_life].rows
             target = self._movers[transfer.target_life].rows
-            target[torch.from_numpy(transfer.target)] = source[torch.from_numpy(transfer.source)].to(target.device)
+            target[torch.as_tensor(transfer.target)] = source[torch.as_tensor(transfer.source)].to(target.device)
             self._movers[transfer.peer].news.arrivals.append(Arrival(transfer.owner, transfer.tag))
             self._complete(transfer, None)
 
@@ -98,9 +98,7 @@ class LocalFabric:
         owner = self._movers[transfer.owner]
         num_bytes = len(transfer.source) * owner.rows.shape[1]
         seconds = time.perf_counter() - transfer.posted_s
-        owner.news.completions.append(
-            Completion(transfer.id, transfer.peer, transfer.tag, num_bytes, seconds, error)
-        )
+        owner.news.completions.append(Completion(transfer.id, transfer.peer, transfer.tag, num_bytes, seconds, error))
 
 
 class LocalMover:
@@ -108,7 +106,8 @@ class LocalMover:
 
     def __init__(self, fabric: LocalFabric, kv: torch.Tensor, incarnation: Incarnation) -> None:
         self.incarnation = incarnation
-        self.rows = kv.view(torch.uint8).view(kv.shape[0], block_bytes_of(kv))  # [num_blocks, block_bytes]
+        block_bytes = block_bytes_of(kv)
+        self.rows = kv.view(kv.shape[0], -1).view(torch.uint8).view(-1, block_bytes)  # [num_blocks, block_bytes]
         self.news = News([], [])
         self._kv = kv
         self._fabric = fabric
@@ -144,9 +143,7 @@ class LocalMover:
             self.disconnect(peer)
         self._fabric.kill(self.incarnation)
 
-    def _post(
-        self, peer: Incarnation, source: np.ndarray, target: np.ndarray, tag: bytes, *, writes_peer: bool
-    ) -> int:
+    def _post(self, peer: Incarnation, source: np.ndarray, target: np.ndarray, tag: bytes, *, writes_peer: bool) -> int:
         if peer not in self._peers or not self._fabric.is_alive(peer):
             raise TransferError(f"not connected to peer {peer}")
         transfer = LocalTransfer(

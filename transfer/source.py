@@ -32,11 +32,11 @@ from baton.transfer.wire import (
 
 
 @dataclass(slots=True, kw_only=True)
-class _Export:
+class Export:
     """One live attempt.
 
-        0          skip_blocks      num_pushed       num_ready       num_blocks
-        |-- D has it --|-- writes posted --|-- computed --|-- to compute --|
+    0          skip_blocks      num_pushed       num_ready       num_blocks
+    |-- D has it --|-- writes posted --|-- computed --|-- to compute --|
     """
 
     attempt: Attempt
@@ -61,7 +61,7 @@ class HandoverSource:
     def __init__(self, *, lease_s: float, beat_s: float, max_write_blocks: int) -> None:
         self._beat_s = beat_s
         self._max_write_blocks = max_write_blocks
-        self._exports: dict[Attempt, _Export] = {}
+        self._exports: dict[Attempt, Export] = {}
         self._leases: LeaseTable[Attempt, Incarnation] = LeaseTable(lease_s)
         self._newest_epoch: dict[Incarnation, int] = {}  # of any Open or Abort; see _note_epoch
         self._next_beat = 0.0
@@ -158,7 +158,7 @@ class HandoverSource:
             return []
         if not self._note_epoch(attempt):
             return [Send(peer, Failed(handover=attempt.handover, epoch=attempt.epoch, error="this attempt is over"))]
-        self._exports[attempt] = _Export(
+        self._exports[attempt] = Export(
             attempt=attempt,
             skip_blocks=message.skip_blocks,
             num_blocks=message.num_blocks,
@@ -195,14 +195,14 @@ class HandoverSource:
         self._newest_epoch[attempt.peer] = max(newest, attempt.epoch)
         return attempt.epoch > newest
 
-    def _admit(self, export: _Export) -> list[SourceAction]:
+    def _admit(self, export: Export) -> list[SourceAction]:
         if export.admitted or export.ending:
             return []
         export.admitted = True
         peer, handover, epoch = export.attempt
         return [Send(peer, Admitted(handover=handover, epoch=epoch))]
 
-    def _push(self, export: _Export) -> list[SourceAction]:
+    def _push(self, export: Export) -> list[SourceAction]:
         """Post what is computed and not yet pushed, once there is a place for it."""
         actions: list[SourceAction] = []
         if export.place is None:
@@ -218,18 +218,18 @@ class HandoverSource:
             export.num_pushed = end
         return actions
 
-    def _prefilled(self, export: _Export, result: msgspec.Raw) -> Send:
+    def _prefilled(self, export: Export, result: msgspec.Raw) -> Send:
         peer, handover, epoch = export.attempt
         num_writes = None if export.place is None else export.num_writes
         return Send(peer, Prefilled(handover=handover, epoch=epoch, num_writes=num_writes, result=result))
 
-    def _fail(self, export: _Export, error: str) -> list[SourceAction]:
+    def _fail(self, export: Export, error: str) -> list[SourceAction]:
         if export.ending:
             return self._settle(export)
         _, handover, epoch = export.attempt
         return self._end(export, Failed(handover=handover, epoch=epoch, error=error))
 
-    def _end(self, export: _Export, reply: Message | None) -> list[SourceAction]:
+    def _end(self, export: Export, reply: Message | None) -> list[SourceAction]:
         """Post nothing more; `reply` follows when nothing is pending. A later reason replaces an earlier reply."""
         export.ending = True
         export.reply = reply
@@ -240,7 +240,7 @@ class HandoverSource:
             actions.append(CancelPrefill(export.attempt))
         return actions + self._settle(export)
 
-    def _settle(self, export: _Export) -> list[SourceAction]:
+    def _settle(self, export: Export) -> list[SourceAction]:
         if not export.ending or export.pending:
             return []
         del self._exports[export.attempt]

@@ -49,7 +49,7 @@ class Opened(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class _Intake:
+class Intake:
     """One live attempt."""
 
     attempt: Attempt
@@ -72,7 +72,7 @@ class HandoverTarget:
         self._beat_s = beat_s
         self._stall_s = stall_s
         self._epochs = itertools.count(1)
-        self._intakes: dict[Attempt, _Intake] = {}
+        self._intakes: dict[Attempt, Intake] = {}
         self._quarantined: dict[Attempt, float] = {}  # when its Abort was last sent
         self._lives: dict[str, Incarnation] = {}  # by address
         self._heard: dict[Incarnation, float] = {}
@@ -101,7 +101,7 @@ class HandoverTarget:
     ) -> Opened:
         """Ask a connected peer for the KV of a prompt's blocks skip_blocks..num_blocks."""
         attempt = Attempt(peer, handover, next(self._epochs))
-        self._intakes[attempt] = _Intake(
+        self._intakes[attempt] = Intake(
             attempt=attempt, skip_blocks=skip_blocks, num_blocks=num_blocks, progress_at=now
         )
         self._heard.setdefault(peer, now)
@@ -217,9 +217,7 @@ class HandoverTarget:
             return [self._abort(attempt, now)]
         return [Unquarantine(attempt)] if self._quarantined.pop(attempt, None) is not None else []
 
-    def _on_message(
-        self, intake: _Intake, message: Admitted | Prefilled | Stopped | Failed
-    ) -> list[TargetAction]:
+    def _on_message(self, intake: Intake, message: Admitted | Prefilled | Stopped | Failed) -> list[TargetAction]:
         match message:
             case Admitted():
                 if intake.admitted:
@@ -237,20 +235,20 @@ class HandoverTarget:
             case Failed():
                 return self._over(intake, message.error)
 
-    def _reserve(self, intake: _Intake) -> list[TargetAction]:
+    def _reserve(self, intake: Intake) -> list[TargetAction]:
         if intake.reserving:
             return []
         intake.reserving = True
         return [Reserve(intake.attempt, intake.skip_blocks, intake.num_blocks)]
 
-    def _land_if_whole(self, intake: _Intake) -> list[TargetAction]:
+    def _land_if_whole(self, intake: Intake) -> list[TargetAction]:
         if not intake.placed or intake.num_writes is None or len(intake.arrived) < intake.num_writes:
             return []
         peer, handover, epoch = intake.attempt
         del self._intakes[intake.attempt]
         return [Land(intake.attempt), Send(peer, Landed(handover=handover, epoch=epoch))]
 
-    def _over(self, intake: _Intake, reason: str) -> list[TargetAction]:
+    def _over(self, intake: Intake, reason: str) -> list[TargetAction]:
         """Fail an attempt whose peer has promised to write no more: no quarantine."""
         del self._intakes[intake.attempt]
         freed: list[TargetAction] = [Unreserve(intake.attempt)] if intake.placed else []
@@ -260,10 +258,10 @@ class HandoverTarget:
         lost = [intake for intake in self._intakes.values() if intake.attempt.peer == peer]
         return [action for intake in lost for action in self._fail(intake, reason, now)]
 
-    def _fail(self, intake: _Intake, reason: str, now: float) -> list[TargetAction]:
+    def _fail(self, intake: Intake, reason: str, now: float) -> list[TargetAction]:
         return [*self._forsake(intake, now), Fallback(intake.attempt, reason)]
 
-    def _forsake(self, intake: _Intake, now: float) -> list[TargetAction]:
+    def _forsake(self, intake: Intake, now: float) -> list[TargetAction]:
         """Forget the attempt, tell its peer, and quarantine the blocks that the peer knows."""
         del self._intakes[intake.attempt]
         if not intake.placed:

@@ -39,38 +39,57 @@ def _break_down(world: World) -> None:
         world.prefill.break_down(prompts[world.choose(len(prompts))])
 
 
+def _freeze(world: World, frozen: bool) -> None:
+    world.frozen = frozen
+
+
 Move = Callable[[World], None]
 
-MOVES: tuple[tuple[int, Move], ...] = (  # (weight, move)
+Deck = tuple[tuple[int, Move], ...]  # (weight, move)
+
+WORK: Deck = (
     (16, _open),
     (30, _compute),
     (30, lambda world: world.deliver_message(to_decode=True, twice=False)),
     (30, lambda world: world.deliver_message(to_decode=False, twice=False)),
     (4, lambda world: world.deliver_message(to_decode=bool(world.choose(2)), twice=True)),
     (12, lambda world: world.deliver_transfer(world.choose(64), fail=False)),
-    (1, lambda world: world.deliver_transfer(world.choose(64), fail=True)),
     (12, lambda world: world.prefill.poll()),
     (12, lambda world: world.decode.poll()),
     (24, lambda world: world.decode.answer_reserve()),
-    (10, lambda world: world.decode.finish_one(world.choose(8))),
-    (8, lambda world: world.decode.run_local(world.new_life("local"), 1 + world.choose(6))),
-    (6, _abort),
-    (1, _break_down),
+    (8, lambda world: world.decode.finish_one(world.choose(8))),
+    (8, lambda world: world.decode.run_local(world.new_life("local"), 1 + world.choose(10))),
+    (5, _abort),
     (8, lambda world: world.tick(1 + world.choose(2))),
+    (10, World.connect),
+)
+FAULTS: Deck = (
     (1, lambda world: world.tick(20)),
     (2, lambda world: world.break_stream(keep=bool(world.choose(2)), silent=world.choose(4) == 0)),
     (6, lambda world: world.notice_loss(world.choose(4))),
     (6, lambda world: world.deliver_straggler(world.choose(8))),
-    (10, World.connect),
+    (1, lambda world: world.deliver_transfer(world.choose(64), fail=True)),
+    (1, lambda world: world.decode.poll(lose=True)),
+    (1, _break_down),
     (1, World.crash_prefill),
     (1, lambda world: world.crash_decode(silent=bool(world.choose(2)))),
+    (1, lambda world: _freeze(world, True)),
+    (3, lambda world: _freeze(world, False)),
 )
-_DECK = [move for weight, move in MOVES for _ in range(weight)]
+
+
+def _shuffle(*decks: Deck) -> list[Move]:
+    return [move for deck in decks for weight, move in deck for _ in range(weight)]
+
+
+CALM = _shuffle(WORK, WORK, WORK, WORK, WORK, FAULTS)
+WILD = _shuffle(WORK, FAULTS)
 
 
 def play(world: World, num_moves: int) -> None:
+    deck = (CALM, WILD)[world.choose(2)]
     for _ in range(num_moves):
-        _DECK[world.choose(len(_DECK))](world)
+        deck[world.choose(len(deck))](world)
         world.check()
     world.finish()
 

@@ -2,7 +2,8 @@
 
 `choose(n)` picks every move, so a schedule is a list of numbers: from hypothesis, or from a seeded generator. The
 network keeps the order of a stream, but streams break, are noticed late or never, and leave stragglers behind;
-messages are duplicated; transfers finish in any order; either side crashes and comes back with a new incarnation.
+messages are duplicated; transfers finish in any order, and their notices get lost; prefill freezes; either side crashes
+and comes back with a new incarnation.
 Every move checks the invariants; `finish` lets the faults end and checks that everything comes to an end.
 """
 
@@ -13,213 +14,17 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import msgspec
 import numpy as np
-import torch
+from handover_sides import NUM_BLOCKS, DecodeSide, Pool, PrefillSide, ensure
 
-from baton.transfer import actions as act
-from baton.transfer.local_mover import LocalFabric, LocalMover, LocalTransfer
-from baton.transfer.mover import Completion, Incarnation, TransferError
+from baton.transfer.local_mover import LocalFabric, LocalTransfer
+from baton.transfer.mover import Incarnation
 from baton.transfer.source import HandoverSource
 from baton.transfer.target import HandoverTarget
-from baton.transfer.wire import Attempt, Message, Open
+from baton.transfer.wire import Attempt, Beat, Message
 
-NUM_BLOCKS = 12
 LEASE_S, BEAT_S, STALL_S = 8.0, 1.0, 8.0
 GRANULE_S = 0.5
-RESULT = msgspec.Raw(msgspec.msgpack.encode("first token"))
-
-
-class Violation(AssertionError):
-    """An invariant of the protocol is broken."""
-
-
-def ensure(condition: bool, claim: str) -> None:
-    if not condition:
-        raise Violation(claim)
-
-
-def content(handover: str, index: int) -> int:
-    """What block `index` of a prompt must hold: any two requests differ everywhere."""
-    return int.from_bytes(handover.encode(), "little") * 1000 + index + 1
-
-
-class Pool:
-    """Blocks of one life of one worker, each free or owned; writing its KV needs no engine."""
-
-    def __init__(self, fabric: LocalFabric, incarnation: Incarnation) -> None:
-        self.kv = torch.zeros(NUM_BLOCKS, 1, dtype=torch.int64)
-        self.mover = LocalMover(fabric, self.kv, incarnation)
-        self.free = list(range(NUM_BLOCKS))
-        self.owned: dict[object, tuple[int, ...]] = {}
-
-    def take(self, owner: object, num_blocks: int) -> tuple[int, ...] | None:
-        if num_blocks > len(self.free):
-            return None
-        ensure(owner not in self.owned, f"{owner} takes blocks twice")
-        self.owned[owner], self.free = tuple(self.free[:num_blocks]), self.free[num_blocks:]
-        return self.owned[owner]
-
-    def give_back(self, owner: object) -> None:
-        ensure(owner in self.owned, f"{owner} gives back blocks that it does not own")
-        self.free += self.owned.pop(owner)
-        ensure(len(set(self.free)) == len(self.free), "a block is free twice")
-
-
-@dataclass
-class Prompt:
-    """One prefill in the fake engine of P."""
-
-    open: Open
-    computed: int = 0
-    admitted: bool = False
-    cancelled: bool = False
-
-
-class PrefillSide:
-    def __init__(self, world: World, incarnation: Incarnation) -> None:
-        self.life = incarnation
-        self.world = world
-        self.pool = Pool(world.fabric, incarnation)
-        self.machine = world.make_source()
-        self.prompts: dict[Attempt, Prompt] = {}
-
-    def perform(self, actions: list[act.SourceAction]) -> None:
-        for action in actions:
-            match action:
-                case act.Send():
-                    self.world.send(self.life, action.peer, action.message)
-                case act.Prefill():
-                    ensure(action.attempt not in self.prompts, "one attempt is prefilled twice at once")
-                    self.prompts[action.attempt] = Prompt(action.open)
-                case act.CancelPrefill():
-                    self.prompts[action.attempt].cancelled = True
-                case act.Release():
-                    prompt = self.prompts.pop(action.attempt)
-                    if prompt.admitted:
-                        self.pool.give_back(action.attempt)
-                case act.Write():
-                    self.write(action)
-
-    def write(self, write: act.Write) -> None:
-        source, target = np.array(write.source_blocks), np.array(write.target_blocks)
-        try:
-            self.pool.mover.write(write.attempt.peer, source, target, write.tag)
-        except TransferError as error:
-            failed = Completion(0, write.attempt.peer, write.tag, 0, 0.0, str(error))
-            self.perform(self.machine.on_completion(failed))
-
-    def compute(self, attempt: Attempt, num_blocks: int) -> None:
-        """Run one chunk: admit at first, then fill blocks, then finish."""
-        prompt = self.prompts[attempt]
-        if prompt.cancelled or prompt.computed == prompt.open.num_blocks:
-            return
-        if not prompt.admitted:
-            if self.pool.take(attempt, prompt.open.num_blocks) is None:
-                return
-            prompt.admitted = True
-            self.perform(self.machine.on_admitted(attempt))
-            return
-        blocks = self.pool.owned[attempt]
-        end = min(prompt.computed + num_blocks, prompt.open.num_blocks)
-        for index in range(prompt.computed, end):
-            self.pool.kv[blocks[index], 0] = content(attempt.handover, index)
-        prompt.computed = end
-        if end == prompt.open.num_blocks:
-            self.perform(self.machine.on_prefilled(attempt, blocks, RESULT))
-        else:
-            self.perform(self.machine.on_progress(attempt, end, blocks[: end + 1]))
-
-    def break_down(self, attempt: Attempt) -> None:
-        prompt = self.prompts[attempt]
-        if not prompt.cancelled and prompt.computed < prompt.open.num_blocks:
-            prompt.cancelled = True
-            self.perform(self.machine.on_failed(attempt, "the engine failed"))
-
-    def poll(self) -> None:
-        for completion in self.pool.mover.poll().completions:
-            self.perform(self.machine.on_completion(completion))
-
-
-class DecodeSide:
-    def __init__(self, world: World, incarnation: Incarnation) -> None:
-        self.life = incarnation
-        self.world = world
-        self.pool = Pool(world.fabric, incarnation)
-        self.machine = world.make_target()
-        self.opens: dict[Attempt, int] = {}  # skip_blocks
-        self.ends: Counter[Attempt] = Counter()
-        self.delivered: Counter[Attempt] = Counter()
-        self.asked: deque[act.Reserve] = deque()  # the engine answers later
-        self.running: list[object] = []  # owners of blocks that only this engine uses
-        self.quarantined: set[Attempt] = set()
-
-    def open(self, handover: str, peer: Incarnation, skip_blocks: int, num_blocks: int) -> None:
-        opened = self.machine.open(
-            handover, peer, skip_blocks=skip_blocks, num_blocks=num_blocks, request=RESULT, now=self.world.now
-        )
-        self.opens[opened.attempt] = skip_blocks
-        self.perform(opened.actions)
-
-    def perform(self, actions: list[act.TargetAction]) -> None:
-        for action in actions:
-            self.world.seen[type(action).__name__] += 1
-            match action:
-                case act.Send():
-                    self.world.send(self.life, action.peer, action.message)
-                case act.Reserve():
-                    self.asked.append(action)
-                case act.Quarantine():
-                    self.quarantined.add(action.attempt)
-                case act.Unquarantine():
-                    self.quarantined.remove(action.attempt)
-                    self.pool.give_back(action.attempt)
-                case act.Unreserve():
-                    self.pool.give_back(action.attempt)
-                case act.Deliver():
-                    self.delivered[action.attempt] += 1
-                    ensure(not self.ends[action.attempt], "a first token after the end")
-                case act.Disconnect():
-                    self.pool.mover.disconnect(action.peer)
-                case act.Land() | act.Drop() | act.Fallback():
-                    self.end(action)
-
-    def end(self, action: act.Land | act.Drop | act.Fallback) -> None:
-        attempt = action.attempt
-        self.ends[attempt] += 1
-        ensure(self.ends[attempt] == 1, f"{attempt} ended twice")
-        if isinstance(action, act.Land):
-            ensure(self.delivered[attempt] == 1, "landed without a first token")
-            self.adopt(attempt)
-
-    def adopt(self, attempt: Attempt) -> None:
-        skip_blocks = self.opens[attempt]
-        for index, block in enumerate(self.pool.owned[attempt], start=skip_blocks):
-            ensure(int(self.pool.kv[block, 0]) == content(attempt.handover, index), "landed KV is not what was sent")
-        self.running.append(attempt)
-
-    def answer_reserve(self) -> None:
-        if not self.asked:
-            return
-        asked = self.asked.popleft()
-        blocks = self.pool.take(asked.attempt, asked.num_blocks - asked.skip_blocks)
-        if blocks is None:
-            self.perform(self.machine.no_room(asked.attempt))
-        else:
-            self.perform(self.machine.placed(asked.attempt, blocks, self.world.now))
-
-    def run_local(self, name: str, num_blocks: int) -> None:
-        if self.pool.take(name, num_blocks) is not None:
-            self.running.append(name)
-
-    def finish_one(self, index: int) -> None:
-        if self.running:
-            self.pool.give_back(self.running.pop(index % len(self.running)))
-            self.perform(self.machine.on_room())
-
-    def poll(self) -> None:
-        for arrival in self.pool.mover.poll().arrivals:
-            self.perform(self.machine.on_arrival(arrival, self.world.now))
 
 
 @dataclass
@@ -252,6 +57,7 @@ class World:
         self.prefill = PrefillSide(self, self.new_life("p"))
         self.decode = DecodeSide(self, self.new_life("d"))
         self.stream: Stream | None = None
+        self.frozen = False  # P neither computes nor hears, ticks or polls, but its streams and memory stay
         self.connect()
 
     def new_life(self, kind: str) -> Incarnation:
@@ -260,7 +66,7 @@ class World:
     # The network.
 
     def connect(self) -> None:
-        if self.stream is not None and not self.stream.broken:
+        if self.frozen or (self.stream is not None and not self.stream.broken):
             return
         p, d = self.prefill, self.decode
         self.stream = Stream(d.life, p.life, {d.life: deque(), p.life: deque()})
@@ -277,13 +83,14 @@ class World:
         stream.queues[receiver].append(message)
 
     def receive(self, receiver: Incarnation, sender: Incarnation, message: Message) -> None:
-        for side in (self.prefill, self.decode):
-            if side.life == receiver:
-                side.perform(side.machine.on_message(sender, message, self.now))
+        if receiver == self.prefill.life:
+            self.prefill.perform(self.prefill.machine.on_message(sender, message, self.now))
+        elif receiver == self.decode.life:
+            self.decode.perform(self.decode.machine.on_message(sender, message, self.now))
 
     def deliver_message(self, to_decode: bool, twice: bool) -> None:
         stream = self.stream
-        if stream is None or stream.broken:
+        if stream is None or stream.broken or (self.frozen and not to_decode):
             return
         receiver, sender = (stream.decode, stream.prefill) if to_decode else (stream.prefill, stream.decode)
         if stream.queues[receiver]:
@@ -306,14 +113,14 @@ class World:
 
     def deliver_straggler(self, index: int) -> None:
         """Read a message of a broken stream late. Those between the same two keep their order."""
-        if not self.stragglers:
+        if not self.stragglers or self.frozen:
             return
         receiver, sender, _ = self.stragglers[index % len(self.stragglers)]
         first = next(i for i, entry in enumerate(self.stragglers) if entry[:2] == (receiver, sender))
         self.receive(*self.stragglers.pop(first))
 
     def notice_loss(self, index: int) -> None:
-        if not self.unnoticed:
+        if not self.unnoticed or self.frozen:
             return
         noticer, lost, stream = self.unnoticed.pop(index % len(self.unnoticed))
         if stream is not self.stream:
@@ -326,6 +133,7 @@ class World:
     # Crashes.
 
     def crash_prefill(self) -> None:
+        self.frozen = False
         self.break_stream(keep=True, silent=False)
         self.fabric.kill(self.prefill.life)
         self.prefill = PrefillSide(self, self.new_life("p"))
@@ -359,7 +167,8 @@ class World:
 
     def tick(self, steps: int) -> None:
         self.now += GRANULE_S * steps
-        self.prefill.perform(self.prefill.machine.tick(self.now))
+        if not self.frozen:
+            self.prefill.perform(self.prefill.machine.tick(self.now))
         self.decode.perform(self.decode.machine.tick(self.now))
 
     # Invariants.
@@ -373,13 +182,11 @@ class World:
 
     def finish(self) -> None:
         """No more faults: within bounded time everything must end and every pool be whole."""
-        for _ in range(80):
-            while self.unnoticed:
-                self.notice_loss(0)
-            self.connect()
-            self.settle()
-            self.tick(steps=2)
-            self.check()
+        if self.frozen:
+            self.let_go_on()
+            ensure(len(self.decode.machine) == 0, "D waits for a frozen prefill worker for ever")
+        self.frozen = False
+        self.let_go_on()
         ensure(len(self.prefill.machine) == 0, "P holds a hand-over for ever")
         ensure(len(self.decode.machine) == 0, "D waits for a hand-over for ever")
         ensure(self.decode.machine.num_quarantined == 0, "D quarantines blocks for ever")
@@ -387,8 +194,24 @@ class World:
         ensure(not self.prefill.pool.owned, "P's pool is not whole")
         ensure(not self.decode.pool.owned, "D's pool is not whole")
 
+    def let_go_on(self) -> None:
+        for _ in range(60):
+            while self.unnoticed and not self.frozen:
+                self.notice_loss(0)
+            self.connect()
+            self.settle()
+            self.tick(steps=2)
+            self.beat()
+            self.check()
+
+    def beat(self) -> None:
+        """Other hand-overs of the same two workers keep their stream busy: a lease must not be what ends these."""
+        if self.stream is not None and not self.stream.broken and not self.frozen:
+            self.receive(self.stream.prefill, self.stream.decode, Beat())
+            self.receive(self.stream.decode, self.stream.prefill, Beat())
+
     def settle(self) -> None:
-        while self.stragglers:
+        while self.stragglers and not self.frozen:
             self.deliver_straggler(0)
         while self.fabric.pending:
             self.deliver_transfer(0, fail=False)
