@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import grpc.aio
-import msgspec
 
 from baton.actors import rpc
 from baton.actors.messages import PeerAddress
-from baton.transfer.wire import Hello, Message
+from baton.transfer.wire import Hello, Message, decode_message
 
 log = logging.getLogger(__name__)
-decode_message: Callable[[bytes], Message] = msgspec.msgpack.Decoder(Message).decode
 
 
 class PeerRefused(Exception):

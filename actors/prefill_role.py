@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import msgspec
 
 from baton.actors import rpc
-from baton.actors.engine.errors import EngineError
 from baton.actors.engine.request import Request
 from baton.actors.engine.updates import Update
 from baton.actors.messages import PrefillResult
@@ -54,7 +53,8 @@ class PrefillRole:
         self._source = source
         self._metrics = metrics
         self._sessions: dict[Incarnation, PeerSession] = {}
-        self._exports: dict[str, _Export] = {}  # by engine id
+        self._lives: dict[str, Incarnation] = {}  # the last one of each decode worker
+        self._exports: dict[str, _Export] = {}  # by Attempt.name, the request's id in the engine
 
     def __len__(self) -> int:
         """Count the attempts that are not over."""
@@ -68,6 +68,10 @@ class PrefillRole:
         check_layout(self._hello.layout, hello.layout)
         peer = Incarnation(hello.incarnation)
         self._run(self._source.on_peer_connected(peer))
+        previous = self._lives.get(hello.worker_id, peer)
+        if previous != peer:
+            self._run(self._source.on_peer_lost(previous))
+        self._lives[hello.worker_id] = peer
         await self._mover.connect(peer, hello.memory)
         session = self._sessions[peer] = PeerSession()
         session.send(self._hello)
@@ -123,14 +127,14 @@ class PrefillRole:
                 case Prefill(attempt, opened):
                     self._prefill(attempt, decode_request(opened.request))
                 case CancelPrefill(attempt):
-                    self._cancel(_engine_id(attempt))
+                    self._cancel(attempt.name)
                 case Write(attempt, source_blocks, target_blocks, tag):
                     self._mover.write(attempt.peer, source_blocks, target_blocks, tag)
                 case Release(attempt):
-                    self._release(_engine_id(attempt))
+                    self._release(attempt.name)
 
     def _prefill(self, attempt: Attempt, request: Request) -> None:
-        engine_id = _engine_id(attempt)
+        engine_id = attempt.name
         self._exports[engine_id] = _Export(attempt, time.monotonic())
         own = msgspec.structs.replace(request, id=engine_id)
         self._steps.post(lambda engine: engine.submit(own, export=True))
@@ -153,8 +157,3 @@ class PrefillRole:
             prefill_s=time.monotonic() - export.started,
         )
         return msgspec.Raw(rpc.encode(result))
-
-
-def _engine_id(attempt: Attempt) -> str:
-    """Name an attempt in the engine: one request may have an old attempt that ends and a new one that begins."""
-    return f"{attempt.handover}#{attempt.epoch}@{attempt.peer}"

@@ -38,7 +38,7 @@ from baton.actors.messages import (
     WorkerInfo,
 )
 from baton.actors.metrics import WorkerMetrics
-from baton.actors.peer_session import PeerRefused, decode_message
+from baton.actors.peer_session import PeerRefused
 from baton.actors.prefill_role import PrefillRole
 from baton.actors.step_loop import StepLoop, StepReport
 from baton.transfer.factory import make_mover
@@ -48,7 +48,7 @@ from baton.transfer.mover import Arrival, Completion, Incarnation, TransferError
 from baton.transfer.mover_loop import MoverLoop
 from baton.transfer.source import HandoverSource
 from baton.transfer.target import HandoverTarget
-from baton.transfer.wire import Hello, Message
+from baton.transfer.wire import Hello, Message, decode_message
 
 log = logging.getLogger(__name__)
 
