@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -19,6 +19,7 @@ from baton.router.openai_models import (
     CompletionLogprobs,
     Reply,
     ReplyChoice,
+    ReplyObject,
     TokenLogprob,
     TopLogprob,
     Usage,
@@ -35,8 +36,8 @@ class Format(Protocol):
     """What differs between the endpoints."""
 
     id_prefix: str
-    object: Literal["chat.completion", "text_completion"]
-    chunk_object: Literal["chat.completion.chunk", "text_completion"]
+    object: ReplyObject
+    chunk_object: ReplyObject
 
     def chunk_choices(self, delta: Delta) -> Sequence[ReplyChoice]:
         """Return the chunks that tell one delta, in order."""
@@ -104,8 +105,8 @@ class ReplyWriter:
 
 class ChatFormat:
     id_prefix = "chatcmpl"
-    object: Literal["chat.completion"] = "chat.completion"
-    chunk_object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    object: ReplyObject = "chat.completion"
+    chunk_object: ReplyObject = "chat.completion.chunk"
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -140,8 +141,8 @@ class ChatFormat:
 
 class CompletionFormat:
     id_prefix = "cmpl"
-    object: Literal["text_completion"] = "text_completion"
-    chunk_object: Literal["text_completion"] = "text_completion"
+    object: ReplyObject = "text_completion"
+    chunk_object: ReplyObject = "text_completion"
 
     def __init__(self, tokenizer: Tokenizer, echo: Sequence[str]) -> None:
         self._tokenizer = tokenizer

@@ -7,7 +7,7 @@ Responses are msgspec structs, since one is encoded for every streamed token.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError, model_validator
@@ -89,7 +89,7 @@ def _content_text(value: object) -> object:
     if not isinstance(value, list):
         return value
     try:
-        return "".join(TextPart.model_validate(part).text for part in value)  # pyright: ignore[reportUnknownVariableType]
+        return "".join(TextPart.model_validate(part).text for part in cast("list[object]", value))
     except ValidationError:
         raise ValueError('content parts must be {"type": "text", "text": string}; this model reads text only') from None
 
@@ -129,15 +129,17 @@ class ChatRequest(GenerationFields):
         return self
 
 
-def _prompt_list(value: Any) -> list[str | list[int]]:
-    items = value if isinstance(value, list) and not _is_tokens(value) else [value]  # pyright: ignore[reportUnknownVariableType]
+def _prompt_list(value: Any) -> list[Any]:
+    items: list[Any] = cast("list[Any]", value) if isinstance(value, list) and not _is_tokens(value) else [value]
     if not 1 <= len(items) <= MAX_PROMPTS or not all(isinstance(item, str) or _is_tokens(item) for item in items):
         raise ValueError(f"must be a string, a list of token ids, or a list of 1 to {MAX_PROMPTS} of these")
     return items
 
 
 def _is_tokens(value: Any) -> bool:
-    return isinstance(value, list) and all(type(item) is int and 0 <= item <= INT32_MAX for item in value)
+    if not isinstance(value, list):
+        return False
+    return all(type(item) is int and 0 <= item <= INT32_MAX for item in cast("list[Any]", value))
 
 
 Prompts = Annotated[list[Any], BeforeValidator(_prompt_list)]
@@ -248,6 +250,7 @@ class CompletionChoice(msgspec.Struct, frozen=True):
     finish_reason: str | None
 
 
+ReplyObject = Literal["chat.completion", "chat.completion.chunk", "text_completion"]
 ReplyChoice = ChatChoice | ChatChunkChoice | CompletionChoice
 
 
@@ -255,7 +258,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """A body or a chunk of either endpoint. `usage` is null in chunks when the client asked for it at the end."""
 
     id: str
-    object: Literal["chat.completion", "chat.completion.chunk", "text_completion"]
+    object: ReplyObject
     created: int
     model: str
     choices: list[Any]  # of ReplyChoice: a union of structs that msgspec cannot tell apart, and here need not

@@ -47,12 +47,13 @@ class Tokenizer:
     @classmethod
     def load(cls, path: str | Path, *, num_threads: int = 2) -> Tokenizer:
         """Load from a `.gguf` file or a directory. Slow (seconds): call it off the event loop."""
-        from transformers import AutoTokenizer  # not at import time: it takes seconds
+        import transformers  # not at import time: it takes seconds
 
+        auto = cast(Any, transformers).AutoTokenizer
         path = Path(path)
         if path.suffix != ".gguf":
-            return cls(AutoTokenizer.from_pretrained(str(path)), num_threads=num_threads)
-        hf: Any = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+            return cls(auto.from_pretrained(str(path)), num_threads=num_threads)
+        hf = auto.from_pretrained(str(path.parent), gguf_file=path.name)
         _restore_pre_tokenizer(hf.backend_tokenizer, path)
         return cls(hf, num_threads=num_threads)
 
@@ -102,7 +103,7 @@ class _ChatEncoder:
         self._tokenizer.encode_special_tokens = True
         added = {id: token for id, token in backend.get_added_tokens_decoder().items() if id in special_ids}
         self._alias = {token.content: f"\ue002{nonce}.{id}\ue003" for id, token in added.items()}
-        self._tokenizer.add_tokens([_renamed(token, self._alias[token.content]) for token in added.values()])
+        cast(Any, self._tokenizer).add_tokens([_renamed(token, self._alias[token.content]) for token in added.values()])
         self._real_id = {self._tokenizer.token_to_id(self._alias[token.content]): id for id, token in added.items()}
         longest_first = sorted(self._alias, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
@@ -137,7 +138,7 @@ def _restore_pre_tokenizer(backend: tokenizers.Tokenizer, path: Path) -> None:
 
 def _token_bytes(backend: tokenizers.Tokenizer, vocab_size: int) -> tuple[bytes, ...]:
     """Return every token's own bytes; those of a text are their concatenation."""
-    decoder = json.loads(backend.to_str())["decoder"] or {}
+    decoder: dict[str, Any] = json.loads(backend.to_str())["decoder"] or {}
     kinds = {decoder.get("type"), *(part["type"] for part in decoder.get("decoders", ()))}
     added = {id: token.content.encode() for id, token in backend.get_added_tokens_decoder().items()}
     pieces = [backend.id_to_token(id) or "" for id in range(vocab_size)]

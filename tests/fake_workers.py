@@ -198,7 +198,9 @@ class FakeWorker:
             return Output(request_id=request.id, finish=finish, error=self.error)
         given: list[int] = []
         finish_now: FinishReason | None = None
-        stops = {*request.sampling.stop_token_ids} | (set() if request.sampling.ignore_eos else {self.eos})
+        stops = set(request.sampling.stop_token_ids)
+        if not request.sampling.ignore_eos:
+            stops.add(self.eos)
         for token in running.steps.pop(0):
             given.append(token)
             running.num_output += 1
