@@ -125,7 +125,11 @@ class Gateway:
         self._tokenizer = await asyncio.to_thread(
             Tokenizer.load, self._model_path, num_threads=self._config.tokenizer_threads
         )
-        self._service = self._make_service(self._tokenizer)
+        return await self.serve(self._tokenizer)
+
+    async def serve(self, tokenizer: Tokenizer) -> str:
+        """Do what `start` does, with a tokenizer that is loaded already and stays the caller's."""
+        self._service = self._make_service(tokenizer)
         listener = _listen(self._config.host, self._config.port)
         config = uvicorn.Config(
             make_app(self._service),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import uuid
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
@@ -17,6 +18,7 @@ from baton.router.errors import BodyTooLarge, InvalidRequest, RouterError
 from baton.router.formats import encode
 
 REQUEST_ID = "x-request-id"
+LINGER_S = 1.0
 CLIENT_CLOSED = 499  # never sent: nobody is there to read it
 
 T = TypeVar("T")
@@ -68,9 +70,26 @@ def json_response(content: object, status: int = 200, headers: Mapping[str, str]
 
 def error_response(error: RouterError, headers: Mapping[str, str] | None = None) -> Response:
     retry = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
-    # An unread rest of the body must not be taken for the next request.
-    close = {"connection": "close"} if isinstance(error, BodyTooLarge) else {}
-    return json_response(error.body(), error.status, {**(headers or {}), **retry, **close})
+    kind = HangUp if isinstance(error, BodyTooLarge) else Response
+    return kind(encode(error.body()), error.status, {**(headers or {}), **retry}, media_type="application/json")
+
+
+class HangUp(Response):
+    """A whole answer to a request that is still being sent; then the connection closes.
+
+    What still comes is thrown away for a moment: closing at once would reset the connection, and a client that
+    sends before it reads would lose the answer.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.headers["connection"] = "close"
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                while (await receive()).get("more_body"):
+                    pass
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def reply_headers(request: Request) -> dict[str, str]:

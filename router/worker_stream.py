@@ -11,6 +11,8 @@ import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+import grpc.aio
+
 from baton.actors.messages import Cancel, Frame, Load, Output, Resync, Submit, ToWorker, WorkerInfo
 from baton.actors.rpc import SERVE, decode_frame, open_channel, open_stream
 from baton.router.prefix_index import PrefixIndex
@@ -66,7 +68,7 @@ class WorkerStream:
         self._index = index
         self._reconnect = reconnect
         self._open: dict[str, Mailbox] = {}
-        self._outbox: asyncio.Queue[ToWorker] | None = None  # None while there is no stream
+        self._outbox: asyncio.Queue[ToWorker | None] | None = None  # None while there is no stream
         self._next_number = 0  # of the stream's next frame
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
@@ -134,7 +136,7 @@ class WorkerStream:
             try:
                 await self._serve_one_stream()
             except Exception as error:  # the task's root: whatever broke this stream, the next one may work
-                reason = f"{type(error).__name__}: {str(error)[:200]}"
+                reason = _reason(error)
             else:
                 reason = "the worker has closed the stream"
             if self.is_connected:
@@ -146,10 +148,12 @@ class WorkerStream:
 
     async def _serve_one_stream(self) -> None:
         async with open_channel(self.info.peer.address) as channel:
-            self._outbox = asyncio.Queue()
-            frames = open_stream(channel, SERVE, _drain(self._outbox), decode_frame)
-            async for frame in frames:
-                self._accept(frame)
+            outbox = self._outbox = asyncio.Queue()
+            try:
+                async for frame in open_stream(channel, SERVE, _drain(outbox), decode_frame):
+                    self._accept(frame)
+            finally:
+                outbox.put_nowait(None)
 
     def _accept(self, frame: Frame) -> None:
         if frame.incarnation != self.incarnation:
@@ -206,6 +210,13 @@ class WorkerStream:
         self._changed.set()
 
 
-async def _drain(outbox: asyncio.Queue[ToWorker]) -> AsyncIterator[ToWorker]:
-    while True:
-        yield await outbox.get()
+async def _drain(outbox: asyncio.Queue[ToWorker | None]) -> AsyncIterator[ToWorker]:
+    """Yield what is put into `outbox`, until None."""
+    while (message := await outbox.get()) is not None:
+        yield message
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return f"{type(error).__name__}: {error}"

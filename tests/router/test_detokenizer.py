@@ -28,7 +28,9 @@ def stream(parts: list[str], stops: list[str]) -> tuple[str, bool]:
 
 @given(st.lists(st.integers(0, 49151), max_size=60), st.lists(st.integers(1, 5), min_size=60, max_size=60))
 @settings(deadline=None, max_examples=200)
-def test_streamed_text_is_the_full_decode_whatever_the_steps(tokenizer: Tokenizer, ids: list[int], sizes: list[int]) -> None:
+def test_streamed_text_is_the_full_decode_whatever_the_steps(
+    tokenizer: Tokenizer, ids: list[int], sizes: list[int]
+) -> None:
     detokenizer = Detokenizer(tokenizer.token_bytes, tokenizer.special_ids)
     text, rest = "", ids
     for size in sizes:
@@ -66,7 +68,11 @@ def test_control_tokens_and_a_hidden_stop_token_give_no_text() -> None:
     assert detokenizer.num_tokens == 4
 
 
-@given(st.text("AB", max_size=30), st.lists(st.text("AB", min_size=1, max_size=5), min_size=1, max_size=4), st.lists(st.integers(0)))
+@given(
+    st.text("AB", max_size=30),
+    st.lists(st.text("AB", min_size=1, max_size=5), min_size=1, max_size=4),
+    st.lists(st.integers(0)),
+)
 def test_stopping_does_not_depend_on_the_cuts(text: str, stops: list[str], cuts: list[int]) -> None:
     assert stream(split(text, cuts), stops) == stream([text], stops) == naive_stop(text, stops)
 

@@ -31,7 +31,11 @@ def hf_tokenizer(**options: Any) -> Any:
     backend.add_tokens(["<think>"])
     backend.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 256)])
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend, bos_token="<s>", chat_template=TEMPLATE, additional_special_tokens=["<|turn|>"], **options
+        tokenizer_object=backend,
+        bos_token="<s>",
+        chat_template=TEMPLATE,
+        additional_special_tokens=["<|turn|>"],
+        **options,
     )
 
 
@@ -42,10 +46,22 @@ def reference(smollm_path: Path) -> Any:
 
 @pytest.mark.parametrize(
     "text",
-    ["hi", "Hello world! Café déjà vu — 123 😊", "  spaces  \n\n and\ttabs ", "a<b>c | d", "漢字 👨‍👩‍👧", "x = 42;", ""],
+    [
+        "hi",
+        "Hello world! Café déjà vu — 123 😊",
+        "  spaces  \n\n and\ttabs ",
+        "a<b>c | d",
+        "漢字 👨‍👩‍👧",
+        "x = 42;",
+        "",
+    ],
 )
 def test_a_chat_encodes_as_transformers_renders_it(tokenizer: Tokenizer, reference: Any, text: str) -> None:
-    messages = [{"role": "user", "content": text}, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "?"}]
+    messages = [
+        {"role": "user", "content": text},
+        {"role": "assistant", "content": "Yes."},
+        {"role": "user", "content": "?"},
+    ]
     expected = reference.apply_chat_template(messages, tokenize=True, add_generation_prompt=True, return_dict=False)
     assert tokenizer.encode_chat_now(messages) == tuple(expected)
 

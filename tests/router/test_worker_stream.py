@@ -155,7 +155,15 @@ async def test_own_load_counts_at_once_and_others_by_report() -> None:
 def test_a_charge_needs_no_connection_and_never_goes_negative() -> None:
     peer = PeerAddress("w", "127.0.0.1:1", "x")
     info = WorkerInfo(
-        peer=peer, role="both", model="m", block_size=16, num_blocks=1, max_context=1, mover="", metrics_address="", pid=0
+        peer=peer,
+        role="both",
+        model="m",
+        block_size=16,
+        num_blocks=1,
+        max_context=1,
+        mover="",
+        metrics_address="",
+        pid=0,
     )
     stream = WorkerStream(info, PrefixIndex(), FAST)
     charge = Charge(stream, 10)
