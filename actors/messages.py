@@ -70,6 +70,16 @@ class PhaseTimes(msgspec.Struct, frozen=True, kw_only=True):
     first_step_s: float = 0.0  # adopted -> decode's first own token
 
 
+class PrefillResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a prefill worker found for a request; travels opaquely in `Prefilled.result` of the hand-over stream."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    cached_tokens: int = 0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+
+
 class ServedBy(msgspec.Struct, frozen=True, kw_only=True):
     """Who served a request and what was moved for it; sent once, with the request's last output."""
 

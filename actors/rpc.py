@@ -29,6 +29,7 @@ CHANNEL_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.so_reuseport", 0),  # a new life at an old address proves the old one dead: two must never share a port
 ]
 
 encode = msgspec.msgpack.Encoder().encode

@@ -6,10 +6,11 @@ Knows block numbers and bytes; knows no requests, no engine, no Ray.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NewType, Protocol
+from typing import Literal, NamedTuple, NewType, Protocol, Self
 
 import msgspec
 import numpy as np
+import torch
 
 Incarnation = NewType("Incarnation", str)  # one life of one worker process; peers are never identified by address
 
@@ -22,8 +23,28 @@ class MemoryDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     block_bytes: int
     num_blocks: int
     device: int  # CUDA ordinal, or 0 for host memory
-    memory: str  # "DRAM" or "VRAM"
+    memory: Literal["DRAM", "VRAM"]
     handshake: bytes  # NIXL agent metadata; empty for movers that need none
+
+    @classmethod
+    def of(cls, kv: torch.Tensor, *, mover: str, handshake: bytes) -> Self:
+        """Describe a contiguous tensor whose first dimension counts the blocks."""
+        return cls(
+            mover=mover,
+            base_address=kv.data_ptr(),
+            block_bytes=block_bytes_of(kv),
+            num_blocks=kv.shape[0],
+            device=kv.device.index or 0,
+            memory="VRAM" if kv.is_cuda else "DRAM",
+            handshake=handshake,
+        )
+
+    def check_peer(self, peer: Incarnation, theirs: MemoryDescriptor) -> None:
+        """Raise TransferError unless blocks can move between our memory and the peer's."""
+        for field in ("mover", "block_bytes"):
+            ours, others = getattr(self, field), getattr(theirs, field)
+            if ours != others:
+                raise TransferError(f"{field} is {ours!r} here but {others!r} at peer {peer}; start both alike")
 
 
 class TransferError(Exception):
@@ -32,9 +53,14 @@ class TransferError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A transfer that we posted has ended. `error` is None when all bytes are in place."""
+    """A transfer that we posted has ended: it touches neither memory any more.
+
+    `error` is None when all bytes are in place, visible to the side that they were moved to.
+    """
 
     transfer: int
+    peer: Incarnation
+    tag: bytes
     num_bytes: int
     seconds: float
     error: str | None
@@ -42,14 +68,31 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A peer says that the write it tagged `tag` is complete in our memory."""
+    """A peer says that the transfer it tagged `tag` is complete: its write into our memory, or its read from it."""
 
     peer: Incarnation
     tag: bytes
 
 
+def block_bytes_of(kv: torch.Tensor) -> int:
+    """Bytes of one block of a contiguous KV tensor whose first dimension counts the blocks."""
+    if not kv.is_contiguous():
+        raise ValueError(f"a KV tensor must be contiguous, got shape {tuple(kv.shape)} with strides {kv.stride()}")
+    return kv.nbytes // kv.shape[0]
+
+
+class News(NamedTuple):
+    """What happened since the last poll."""
+
+    completions: list[Completion]
+    arrivals: list[Arrival]
+
+
 class KVMover(Protocol):
-    """Called from one thread. Nothing blocks: posts return at once, `poll` reports what has happened since."""
+    """Called from one thread at a time. Nothing waits for a peer; `poll` makes progress and reports what has happened.
+
+    A post may copy before it returns (host memory does), so a mover belongs off the event loop: see `MoverLoop`.
+    """
 
     def describe(self) -> MemoryDescriptor: ...
 
@@ -58,7 +101,11 @@ class KVMover(Protocol):
         ...
 
     def disconnect(self, peer: Incarnation) -> None:
-        """Forget the peer and drop its transfers; idempotent. Pending ones are reported as failed."""
+        """Forget the peer and drop its transfers; idempotent. Pending ones are reported as failed.
+
+        Nothing can recall bytes that already fly, so this is for a peer whose process is known dead, or one to which
+        nothing is pending. To leave a living peer, wait for the Completions first.
+        """
         ...
 
     def write(self, peer: Incarnation, source: np.ndarray, target: np.ndarray, tag: bytes) -> int:
@@ -69,6 +116,13 @@ class KVMover(Protocol):
         """
         ...
 
-    def poll(self) -> tuple[list[Completion], list[Arrival]]: ...
+    def read(self, peer: Incarnation, source: np.ndarray, target: np.ndarray, tag: bytes) -> int:
+        """Post a read of the peer's blocks `source` into our blocks `target`; the pull mode of a `KVTicket`.
+
+        The peer gets an `Arrival` with `tag` once it may let go of `source`. Otherwise like `write`.
+        """
+        ...
+
+    def poll(self) -> News: ...
 
     def close(self) -> None: ...

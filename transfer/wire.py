@@ -1,7 +1,8 @@
 """Messages of one hand-over stream between a decode worker D (the caller) and a prefill worker P.
 
-A hand-over is named by the request's id; each attempt has an epoch, and messages of another epoch are ignored.
-Request and result travel as opaque msgpack (`Raw`): transfer knows blocks, not tokens.
+A hand-over is named by the request's id. Each attempt has an epoch, which counts up over all attempts of one life of
+D and so names the attempt alone; messages of another epoch are ignored. Within a stream, order is kept; a hand-over
+does not outlive its stream. Request and result travel as opaque msgpack (`Raw`): transfer knows blocks, not tokens.
 
     D                                        P
     Hello  ------------------------------->       incarnation, layout, memory
@@ -18,9 +19,25 @@ Request and result travel as opaque msgpack (`Raw`): transfer knows blocks, not 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import msgspec
 
-from baton.transfer.mover import MemoryDescriptor
+from baton.transfer.mover import Incarnation, MemoryDescriptor
+
+
+class Attempt(NamedTuple):
+    """The name of one attempt to hand a request over, the same on both sides; `peer` is the other side's life."""
+
+    peer: Incarnation
+    handover: str
+    epoch: int
+
+    @property
+    def name(self) -> str:
+        """Name the attempt in one string, unique in this process: for an engine that knows only request ids."""
+        return f"{self.handover}#{self.epoch}@{self.peer}"
 
 
 class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,6 +133,18 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Renews every lease of the stream's hand-overs. Sent both ways when nothing else was for a while."""
 
 
-Message = (
-    Hello | Open | Place | Hold | Landed | Abort | Admitted | Prefilled | Stopped | Failed | Beat
-)
+Message = Hello | Open | Place | Hold | Landed | Abort | Admitted | Prefilled | Stopped | Failed | Beat
+
+decode_message: Callable[[bytes], Message] = msgspec.msgpack.Decoder(Message).decode
+
+
+class WriteTag(msgspec.Struct, frozen=True, array_like=True):
+    """What a mover carries with each write of an attempt, so that its Arrival and Completion name themselves."""
+
+    handover: str
+    epoch: int
+    number: int  # 0..num_writes-1 within the attempt
+
+
+encode_tag: Callable[[WriteTag], bytes] = msgspec.msgpack.Encoder().encode
+decode_tag: Callable[[bytes], WriteTag] = msgspec.msgpack.Decoder(WriteTag).decode

@@ -44,7 +44,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     num_output: int = 0
     cache_salt: str = ""
     priority: int = 0
-    deadline_s: float | None = None  # seconds left when the message was sent; clocks are never compared across processes
+    deadline_s: float | None = (
+        None  # seconds left when the message was sent; clocks are never compared across processes
+    )
 
     @property
     def prompt_len(self) -> int:

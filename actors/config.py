@@ -1,0 +1,27 @@
+"""What one worker is told at its start; composed into the cluster's config."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from baton.actors.engine.config import EngineConfig
+from baton.transfer.config import TransferConfig
+
+
+class WorkerConfig(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str = Field(description="a directory, a .gguf file, or package:NAME for a GGUF inside a Python package")
+    served_name: str = Field(description="the model's name in the HTTP API")
+    device: str = Field("auto", description='"auto", "cpu" or "cuda"; auto takes a GPU where there is one')
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="of weights and KV; auto = bfloat16 on a GPU, float32 on a CPU"
+    )
+    load_format: Literal["auto", "dummy"] = Field("auto", description="dummy = random weights, for benchmarks")
+    kv_memory_gb: float = Field(1.0, gt=0, description="memory for KV blocks on a CPU, where engine.num_blocks is unset")
+    gpu_memory_share: float = Field(0.9, gt=0, le=1, description="share of the GPU that weights and KV may fill")
+    num_threads: int | None = Field(None, ge=1, description="CPU threads of the engine; None = what torch finds")
+    engine: EngineConfig = EngineConfig()
+    transfer: TransferConfig = TransferConfig()

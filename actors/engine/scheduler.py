@@ -1,0 +1,199 @@
+"""Decides each step's rows: decodes first, one token each, then prefill chunks out of what the token budget leaves.
+
+Among prompts, the eldest one that runs always gets a chunk; the rest of the budget goes to the shortest first, be it
+running or waiting, so a newcomer starts while a long prompt prefills and the long prompt ends under any stream of
+short ones. When blocks run out the youngest sequence is preempted; its tokens stay, its KV is recomputed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import attrgetter
+
+from baton.actors.engine.batch import Admission, Batch, Row
+from baton.actors.engine.block_space import BlockSpace
+from baton.actors.engine.room import Room
+from baton.actors.engine.sequence import Sequence, Status
+from baton.actors.engine.waiting_queue import WaitingQueue
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step's batch. `sequences` run parallel to its rows; `started` are those that ran for the first time."""
+
+    batch: Batch
+    sequences: list[Sequence]
+    started: list[Sequence]
+
+
+class Scheduler:
+    def __init__(
+        self, space: BlockSpace, room: Room, waiting: WaitingQueue, *, max_step_tokens: int, max_prefill_chunk: int
+    ) -> None:
+        self._space = space
+        self._room = room
+        self._waiting = waiting
+        self._max_step_tokens = max_step_tokens
+        self._max_prefill_chunk = max_prefill_chunk
+        self._prefilling: list[Sequence] = []
+        self._decoding: list[Sequence] = []
+        self._started: list[Sequence] = []
+
+    @property
+    def num_running(self) -> int:
+        return len(self._prefilling) + len(self._decoding)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def waiting_tokens(self) -> int:
+        return self._waiting.num_tokens + sum(seq.num_left for seq in self._prefilling)
+
+    def add(self, sequence: Sequence) -> None:
+        self._waiting.push(sequence)
+
+    def join(self, sequence: Sequence) -> None:
+        """Run a sequence that has entered already and lacks only the KV of its last token."""
+        sequence.status = Status.DECODING
+        self._decoding.append(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a waiting or running sequence out, with its slot; its blocks stay the caller's concern."""
+        if sequence.status is Status.WAITING:
+            self._waiting.remove(sequence)
+            self._room.withdraw(sequence)
+            return
+        (self._prefilling if sequence.status is Status.PREFILLING else self._decoding).remove(sequence)
+        self._room.leave(sequence)
+
+    def schedule(self, step: int) -> Plan | None:
+        """Decide step number `step`, which the caller must launch; None when nothing can run."""
+        decodes = self._pick_decodes()
+        chunks = self._pick_chunks(self._max_step_tokens - len(decodes))
+        sequences = [*decodes, *chunks]
+        if not sequences:
+            return None
+        admissions = tuple(
+            Admission(seq.slot, seq.request, tuple(seq.tokens)) for seq in sequences if not seq.is_slot_ready
+        )
+        rows = [_decode_row(seq, step) for seq in decodes]
+        rows += [self._chunk_row(seq, num_tokens, step) for seq, num_tokens in chunks.items()]
+        started, self._started = self._started, []
+        return Plan(Batch(tuple(rows), admissions), sequences, started)
+
+    def _pick_decodes(self) -> list[Sequence]:
+        """Pick every decoding sequence whose last token is not in flight already, and give it a block if need be."""
+        ready = [seq for seq in self._decoding if len(seq.tokens) + seq.num_pending < seq.stops.max_len]
+        block_size = self._space.block_size
+        short = [seq for seq in ready if seq.num_scheduled == len(seq.table.ids) * block_size]
+        if not short:
+            return ready
+        num_available = self._space.pool.num_available
+        if len(short) > num_available:
+            short = self._preempt_for(short)
+            num_available = self._space.pool.num_available
+        for seq in short[:num_available]:
+            self._space.extend(seq.table, 1)
+        stalled = short[num_available:]  # their blocks come with the end of a step in flight, or of an export
+        return [seq for seq in ready if seq.status is Status.DECODING and seq not in stalled]
+
+    def _preempt_for(self, short: list[Sequence]) -> list[Sequence]:
+        """Preempt the youngest until each of `short` has its block, now or when the steps in flight end.
+
+        Returns who is still short, eldest first. The eldest of all is never preempted, so it always gets on; nor is
+        an exported sequence, whose blocks a peer may be reading.
+        """
+        victims = sorted(
+            (seq for seq in self._prefilling + self._decoding if not seq.is_export), key=attrgetter("rank")
+        )
+        while len(victims) > 1 and len(short) > self._space.pool.num_available + self._space.num_returning:
+            victim = victims.pop()
+            self._preempt(victim)
+            short = [seq for seq in short if seq is not victim]
+        return sorted(short, key=attrgetter("rank"))
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.remove(sequence)
+        self._space.close(sequence.table, sequence.last_step)
+        sequence.rewind()
+        self._waiting.push(sequence)
+
+    def _pick_chunks(self, budget: int) -> dict[Sequence, int]:
+        """Share `budget` tokens among the prompts: the eldest first, then the shortest, then the eldest again."""
+        is_contended = len(self._prefilling) + len(self._waiting) > 1
+        cap = self._max_prefill_chunk if is_contended else budget
+        chunks: dict[Sequence, int] = {}
+        shortest_last = sorted(self._prefilling, key=lambda seq: (seq.num_left, seq.rank), reverse=True)
+        if shortest_last:
+            eldest = min(shortest_last, key=attrgetter("rank"))
+            shortest_last.remove(eldest)
+            chunks[eldest] = min(eldest.num_left, cap, budget)
+            budget -= chunks[eldest]
+        candidate = self._next_waiting() if budget else None
+        while budget and (shortest_last or candidate):
+            if candidate and not (shortest_last and shortest_last[-1].num_left <= self._num_uncached(candidate)):
+                sequence = candidate if self._start(candidate) else None
+                candidate = self._next_waiting() if sequence else None
+            else:
+                sequence = shortest_last.pop()
+            if sequence:
+                chunks[sequence] = min(sequence.num_left, cap, budget)
+                budget -= chunks[sequence]
+        for sequence in chunks:
+            more = min(sequence.num_left - chunks[sequence], budget)
+            chunks[sequence] += more
+            budget -= more
+        return chunks
+
+    def _next_waiting(self) -> Sequence | None:
+        """Return whose turn it is to start, unless a step in flight still samples its next token."""
+        sequence = self._waiting.select(self._num_uncached)
+        return None if sequence is None or self._space.is_in_flight(sequence.last_step) else sequence
+
+    def _num_uncached(self, sequence: Sequence) -> int:
+        num_tokens, block_size = len(sequence.tokens), self._space.block_size
+        sequence.hash_blocks(block_size, num_tokens // block_size)
+        return num_tokens - self._space.match(sequence.hashes, num_tokens).num_blocks * block_size
+
+    def _start(self, sequence: Sequence) -> bool:
+        """Move a waiting sequence to the running ones, with blocks for all its tokens; False when there is no room."""
+        match = self._space.match(sequence.hashes, len(sequence.tokens))
+        num_new = self._space.blocks_for(len(sequence.tokens)) - match.num_blocks
+        if not self._room.enter(sequence, num_new + match.num_unheld):
+            sequence.was_denied = True
+            return False
+        self._waiting.start(sequence)
+        sequence.table = self._space.open(sequence.hashes, match.num_blocks)
+        self._space.extend(sequence.table, num_new)
+        sequence.num_computed = sequence.num_scheduled = match.num_blocks * self._space.block_size
+        sequence.status = Status.PREFILLING
+        self._prefilling.append(sequence)
+        if sequence.num_preemptions == 0:
+            sequence.cached_tokens = min(sequence.num_computed, sequence.request.prompt_len)
+            self._started.append(sequence)
+        return True
+
+    def _chunk_row(self, sequence: Sequence, num_tokens: int, step: int) -> Row:
+        start = sequence.num_scheduled
+        end = sequence.num_scheduled = start + num_tokens
+        is_last = end == len(sequence.tokens)
+        sequence.last_step = step
+        sequence.is_slot_ready = True
+        if is_last:
+            sequence.num_pending = 1
+            self._prefilling.remove(sequence)
+            self.join(sequence)
+        return Row(sequence.slot, start, num_tokens, tuple(sequence.tokens[start:end]), sequence.table.ids, is_last)
+
+
+def _decode_row(sequence: Sequence, step: int) -> Row:
+    """Compute the KV of the last token, which only the device knows when its step is in flight, and sample."""
+    start = sequence.num_scheduled
+    tokens = () if sequence.num_pending else (sequence.tokens[-1],)
+    sequence.num_scheduled = start + 1
+    sequence.num_pending += 1
+    sequence.last_step = step
+    sequence.is_slot_ready = True
+    return Row(sequence.slot, start, 1, tokens, sequence.table.ids, True)

@@ -1,0 +1,335 @@
+"""One worker: an engine, its mover, and the streams of gateways and peers, joined in one asyncio loop.
+
+A plain class; Ray wraps it elsewhere. Every worker can do everything: its role is data that the router reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import grpc.aio
+
+from baton.actors import rpc
+from baton.actors.config import WorkerConfig
+from baton.actors.decode_role import DecodeRole
+from baton.actors.build import BuiltEngine, build_engine
+from baton.actors.engine.engine import Engine
+from baton.actors.engine.errors import EngineError
+from baton.actors.engine.updates import BlockCounts, Update
+from baton.actors.gateway_session import GatewaySession, KVView
+from baton.actors.generation import Generation, Moved
+from baton.actors.messages import (
+    Cancel,
+    Frame,
+    Load,
+    Output,
+    PeerAddress,
+    PrefillResult,
+    Resync,
+    Role,
+    Submit,
+    ToWorker,
+    WorkerInfo,
+)
+from baton.actors.metrics import WorkerMetrics
+from baton.actors.peer_session import PeerRefused
+from baton.actors.prefill_role import PrefillRole
+from baton.actors.step_loop import StepLoop, StepReport
+from baton.transfer.factory import make_mover
+from baton.transfer.layout import LayoutMismatch
+from baton.transfer.local_mover import LocalFabric
+from baton.transfer.mover import Arrival, Completion, Incarnation, TransferError
+from baton.transfer.mover_loop import MoverLoop
+from baton.transfer.source import HandoverSource
+from baton.transfer.target import HandoverTarget
+from baton.transfer.wire import Hello, Message, decode_message
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Live:
+    """A request that this worker answers."""
+
+    generation: Generation
+    session: GatewaySession
+    fetch: asyncio.Task[None] | None = None
+
+
+class Worker:
+    """`start` first. `failed` ends with an exception when the worker cannot go on: its process should exit."""
+
+    failed: asyncio.Future[None]
+
+    def __init__(
+        self,
+        *,
+        worker_id: str,
+        role: Role,
+        config: WorkerConfig,
+        host: str = "127.0.0.1",
+        build: Callable[[WorkerConfig], BuiltEngine] = build_engine,
+        fabric: LocalFabric | None = None,
+    ) -> None:
+        self.worker_id = worker_id
+        self.role: Role = role
+        self.incarnation = Incarnation(uuid.uuid4().hex)
+        self._config = config
+        self._host = host
+        self._build = build
+        self._fabric = fabric
+        self._metrics = WorkerMetrics(worker_id)
+        self._view = KVView()
+        self._live: dict[str, _Live] = {}
+        self._sessions: set[GatewaySession] = set()
+        self._is_draining = False
+
+    # Life.
+
+    async def start(self) -> WorkerInfo:
+        """Load the model, register the KV with the mover, and listen."""
+        loop = asyncio.get_running_loop()
+        self.failed = loop.create_future()
+        self._built = await asyncio.to_thread(self._build, self._config)
+        mover = make_mover(self._config.transfer.mover, self._built.kv, self.incarnation, fabric=self._fabric)
+        self._hello = Hello(
+            incarnation=self.incarnation,
+            worker_id=self.worker_id,
+            layout=self._built.layout,
+            memory=mover.describe(),
+        )
+        self._steps = StepLoop(self._built.engine, loop, self._on_report, self._on_failure)
+        self._join_roles(mover_loop=MoverLoop(mover, self._on_completion, self._on_arrival, loop))
+        self._metrics_address, self._close_metrics = self._metrics.serve(self._host, 0)
+        self._server = rpc.make_server({
+            rpc.SERVE: (self._serve_gateway, rpc.decode_to_worker),
+            rpc.HANDOVER: (self._serve_peer, decode_message),
+        })  # fmt: skip
+        port = self._server.add_insecure_port(f"{self._host}:0")
+        self._address = f"{self._host}:{port}"
+        self._steps.start()
+        await self._server.start()
+        self._tasks = [asyncio.create_task(self._tick()), asyncio.create_task(self._watch_mover())]
+        return self.info()
+
+    def _join_roles(self, mover_loop: MoverLoop) -> None:
+        transfer = self._config.transfer
+        source = HandoverSource(
+            lease_s=transfer.lease_s, beat_s=transfer.beat_s, max_write_blocks=transfer.max_write_blocks
+        )
+        target = HandoverTarget(beat_s=transfer.beat_s, stall_s=transfer.stall_s)
+        self._mover = mover_loop
+        self._prefill = PrefillRole(self._hello, self._steps, mover_loop, source, self._metrics)
+        self._decode = DecodeRole(self._hello, self._steps, mover_loop, target, self)
+
+    async def stop(self) -> None:
+        """Close everything; live requests end with an error at their gateways."""
+        for task in self._tasks:
+            task.cancel()
+        await self._decode.close()
+        await self._server.stop(grace=0)
+        self._steps.stop()
+        await self._mover.close()
+        self._close_metrics()
+
+    async def drain(self) -> None:
+        """Refuse new requests; return when those that run have ended."""
+        self._is_draining = True
+        while self._live or len(self._prefill):
+            await asyncio.sleep(0.05)
+
+    def info(self) -> WorkerInfo:
+        built = self._built
+        return WorkerInfo(
+            peer=PeerAddress(self.worker_id, self._address, self.incarnation),
+            role=self.role,
+            model=self._config.served_name,
+            block_size=built.layout.block_size,
+            num_blocks=built.num_blocks,
+            max_context=built.max_context,
+            mover=self._hello.memory.mover,
+            metrics_address=self._metrics_address,
+            pid=os.getpid(),
+        )
+
+    async def counts(self) -> BlockCounts:
+        """Count blocks after a full integrity check, which walks every block: for tests and operators."""
+
+        def check(engine: Engine) -> BlockCounts:
+            engine.check_integrity()
+            return engine.counts()
+
+        return await self._steps.call(check)
+
+    async def peer_dead(self, incarnation: str) -> None:
+        """The cluster knows that this process is gone: end what it had here."""
+        self._decode.peer_dead(Incarnation(incarnation))
+        await self._mover.disconnect(Incarnation(incarnation))
+
+    # Streams.
+
+    async def _serve_gateway(
+        self, calls: AsyncIterator[ToWorker], context: grpc.aio.ServicerContext[ToWorker, Frame]
+    ) -> AsyncIterator[Frame]:
+        session = GatewaySession(self.incarnation, self._view)
+        self._sessions.add(session)
+        reader = asyncio.create_task(self._read_gateway(session, calls))
+        try:
+            async for frame in session.frames():
+                yield frame
+        finally:
+            reader.cancel()
+            self._sessions.discard(session)
+            for request_id in list(session.request_ids):
+                self.cancel(request_id)
+
+    async def _read_gateway(self, session: GatewaySession, calls: AsyncIterator[ToWorker]) -> None:
+        try:
+            async for call in calls:
+                match call:
+                    case Submit():
+                        self._submit(session, call)
+                    case Cancel(request_id):
+                        if request_id in session.request_ids:
+                            self.cancel(request_id)
+                    case Resync():
+                        session.resync()
+        finally:
+            session.close()
+
+    async def _serve_peer(
+        self, messages: AsyncIterator[Message], context: grpc.aio.ServicerContext[Message, Message]
+    ) -> AsyncIterator[Message]:
+        try:
+            async for message in self._prefill.serve(messages):
+                yield message
+        except (LayoutMismatch, TransferError) as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+
+    # Requests.
+
+    def _submit(self, session: GatewaySession, submit: Submit) -> None:
+        request = submit.request
+        refusal = self._refusal(request.id)
+        if refusal is not None:
+            session.add_output(Output(request_id=request.id, finish="error", error=refusal))
+            return
+        live = self._live[request.id] = _Live(Generation(submit, self.worker_id, time.monotonic), session)
+        session.request_ids.add(request.id)
+        if submit.prefill is None or submit.prefill.incarnation == self.incarnation:
+            self._steps.post(lambda engine: engine.submit(request))
+        else:
+            live.fetch = asyncio.create_task(self._fetch(submit, submit.prefill))
+
+    def _refusal(self, request_id: str) -> str | None:
+        if self._is_draining:
+            return f"worker {self.worker_id} is draining: send the request to another one"
+        if request_id in self._live:
+            return f"request id {request_id!r} is already live on worker {self.worker_id}: ids must be fresh"
+        return None
+
+    async def _fetch(self, submit: Submit, peer: PeerAddress) -> None:
+        request = submit.request
+        try:
+            if not await self._decode.fetch(request, peer):
+                self._steps.post(lambda engine: engine.submit(request))
+        except (PeerRefused, LayoutMismatch, TransferError) as error:
+            self.on_fallback(request.id, str(error))
+        except EngineError:
+            self._steps.post(lambda engine: engine.submit(request))  # which says what is wrong, as an update
+
+    def cancel(self, request_id: str) -> None:
+        """End a request at any stage and free everything it holds, here and at its peer; idempotent."""
+        live = self._live.pop(request_id, None)
+        if live is None:
+            return
+        live.session.request_ids.discard(request_id)
+        if live.fetch is not None:
+            live.fetch.cancel()
+        self._decode.cancel(request_id)
+        self._steps.post(lambda engine: engine.cancel(request_id))
+
+    def _emit(self, live: _Live, output: Output) -> None:
+        live.session.add_output(output)
+        if output.finish is not None:
+            del self._live[output.request_id]
+            self._metrics.on_phases(live.generation.times)
+
+    # News from the hand-overs, the engine and the mover.
+
+    def on_prefilled(self, request_id: str, result: PrefillResult) -> None:
+        live = self._live[request_id]
+        self._emit(live, live.generation.on_prefilled(result))
+
+    def on_landed(self, request_id: str, moved: Moved) -> None:
+        self._live[request_id].generation.on_landed(moved)
+
+    def on_fallback(self, request_id: str, reason: str) -> None:
+        """Prefill here, from the tokens known so far."""
+        live = self._live.get(request_id)
+        if live is None:
+            return
+        log.warning("request %s: prefill by a peer failed (%s); prefilling here", request_id, reason)
+        self._metrics.on_fallback()
+        request = live.generation.resumed_request
+        self._steps.post(lambda engine: engine.submit(request))
+
+    def _on_report(self, report: StepReport) -> None:
+        self._metrics.on_report(report)
+        self._view.apply(report.events)
+        for update in report.updates:
+            if not self._prefill.on_update(update):
+                self._on_update(update)
+        load = Load(
+            num_running=report.num_running,
+            num_waiting=report.num_waiting,
+            waiting_tokens=report.waiting_tokens,
+            blocks_free=report.counts.free,
+            blocks_cached=report.counts.cached,
+            blocks_held=report.counts.held,
+        )
+        for session in self._sessions:
+            session.add_state(load, report.events)
+        self._decode.on_step()
+
+    def _on_update(self, update: Update) -> None:
+        live = self._live.get(update.request_id)
+        if live is None:
+            return  # cancelled meanwhile
+        if update.tokens and not live.generation.sent:
+            self._metrics.on_first_token(update.cached_tokens)
+        output = live.generation.on_update(update)
+        if output is not None:
+            self._emit(live, output)
+
+    def _on_completion(self, completion: Completion) -> None:
+        self._prefill.on_completion(completion)
+
+    def _on_arrival(self, arrival: Arrival) -> None:
+        self._decode.on_arrival(arrival)
+
+    def _on_failure(self, error: BaseException) -> None:
+        """The engine or the mover is gone: tell every client, then let the process end."""
+        for live in list(self._live.values()):
+            message = f"worker {self.worker_id} failed: {type(error).__name__}"
+            self._emit(live, Output(request_id=live.generation.request_id, finish="error", error=message))
+        if not self.failed.done():
+            self.failed.set_exception(error)
+
+    async def _watch_mover(self) -> None:
+        try:
+            await self._mover.wait_ended()
+        except Exception as error:  # whatever killed the mover's thread kills the worker
+            self._on_failure(error)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.transfer.beat_s / 4)
+            self._prefill.tick()
+            self._decode.tick()

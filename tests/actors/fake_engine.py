@@ -1,0 +1,46 @@
+"""A real engine on a fake device whose KV lies in a real tensor: a hand-over that moves the wrong bytes changes the text."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from baton.actors.build import BuiltEngine
+from baton.actors.config import WorkerConfig
+from baton.actors.engine.engine import Engine
+from baton.transfer.wire import KVLayout
+from tests.fakes import FakeRunner
+
+LAYOUT = KVLayout(
+    model="fake",
+    weights_version="1",
+    dtype="uint64",
+    block_size=4,
+    num_layers=1,
+    num_kv_heads=1,
+    head_dim=1,
+    attention_scale=1.0,
+    rope="none",
+)
+
+
+def build_fake_engine(config: WorkerConfig) -> BuiltEngine:
+    """Build an engine on a FakeRunner; `engine.num_blocks` must be set."""
+    assert config.engine.num_blocks is not None
+    num_blocks, block_size = config.engine.num_blocks, config.engine.block_size
+    runner = FakeRunner(num_blocks, block_size)
+    kv = torch.full((num_blocks, block_size), -1, dtype=torch.int64)
+    cells: np.ndarray = kv.numpy().view(np.uint64)
+    runner.kv = [memoryview(row) for row in cells]  # type: ignore[misc]  # ints in and out, bytes shared with kv
+    max_context = config.engine.max_context or 1000
+    engine = Engine(
+        config.engine, runner, num_blocks=num_blocks, max_context=max_context, eos_token_ids=frozenset({0})
+    )
+    return BuiltEngine(
+        engine=engine, kv=kv, layout=LAYOUT.__class__(**{**_fields(LAYOUT), "block_size": block_size}),
+        num_blocks=num_blocks, max_context=max_context,
+    )  # fmt: skip
+
+
+def _fields(layout: KVLayout) -> dict[str, object]:
+    return {name: getattr(layout, name) for name in layout.__struct_fields__}

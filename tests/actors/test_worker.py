@@ -1,0 +1,248 @@
+"""Workers over real gRPC with a fake device: what clients get, and that every end frees everything."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import grpc.aio
+import pytest
+
+from baton.actors import rpc
+from baton.actors.config import WorkerConfig
+from baton.actors.engine.config import EngineConfig
+from baton.actors.engine.request import Request, SamplingParams
+from baton.actors.messages import Cancel, Output, PeerAddress, Role, Submit, ToWorker, WorkerInfo
+from baton.actors.worker import Worker
+from baton.transfer.config import TransferConfig
+from baton.transfer.local_mover import LocalFabric
+from tests.actors.fake_engine import build_fake_engine
+from tests.fakes import fake_output
+
+IDS = itertools.count()
+
+
+def worker_config(**engine: object) -> WorkerConfig:
+    settings = {"num_blocks": 64, "block_size": 4, "max_num_seqs": 8, "max_step_tokens": 16, "max_prefill_chunk": 8}
+    return WorkerConfig(
+        model="fake",
+        served_name="fake",
+        engine=EngineConfig.model_validate({**settings, **engine}),
+        transfer=TransferConfig(mover="nixl", beat_s=0.2, lease_s=2.0, stall_s=2.0),
+    )
+
+
+@asynccontextmanager
+async def running(role: Role, worker_id: str, **engine: object) -> AsyncIterator[tuple[Worker, WorkerInfo]]:
+    worker = Worker(worker_id=worker_id, role=role, config=worker_config(**engine), build=build_fake_engine)
+    info = await worker.start()
+    try:
+        yield worker, info
+    finally:
+        await worker.stop()
+
+
+@dataclass
+class Client:
+    """A gateway's stream, reduced to what tests need."""
+
+    address: str
+    calls: asyncio.Queue[ToWorker | None] = field(default_factory=asyncio.Queue[ToWorker | None])
+
+    async def __aenter__(self) -> Client:
+        self._channel = rpc.open_channel(self.address)
+        self._frames = rpc.open_stream(self._channel, rpc.SERVE, self._outgoing(), rpc.decode_frame)
+        self._first = await self._frames.read()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._frames.cancel()
+        await self._channel.close()
+
+    async def _outgoing(self) -> AsyncIterator[ToWorker]:
+        while (call := await self.calls.get()) is not None:
+            yield call
+
+    def send(self, call: ToWorker) -> None:
+        self.calls.put_nowait(call)
+
+    async def outputs(self) -> AsyncIterator[Output]:
+        while (frame := await self._frames.read()) is not grpc.aio.EOF:
+            for output in frame.outputs:
+                yield output
+
+    async def finish(self, request: Request, prefill: PeerAddress | None = None) -> list[Output]:
+        self.send(Submit(request, prefill))
+        outputs: list[Output] = []
+        async for output in self.outputs():
+            if output.request_id == request.id:
+                outputs.append(output)
+                if output.finish is not None:
+                    break
+        return outputs
+
+
+def request(num_prompt: int, max_tokens: int, seed: int = 1) -> Request:
+    return Request(
+        id=f"r{next(IDS)}",
+        tokens=tuple(1 + (seed * 7 + i * i) % 40 for i in range(num_prompt)),
+        sampling=SamplingParams(max_tokens=max_tokens, seed=seed, ignore_eos=True),
+    )
+
+
+def text(outputs: list[Output]) -> list[int]:
+    return [token for output in outputs for token in output.tokens]
+
+
+async def settled(worker: Worker) -> None:
+    """Wait until nothing is held, as must come within the bounds of leases and acknowledgements."""
+    async with asyncio.timeout(5):
+        while (counts := await worker.counts()).held:
+            await asyncio.sleep(0.02)
+    assert counts.free + counts.cached == counts.total
+
+
+async def test_a_worker_alone_generates_and_frees_everything() -> None:
+    async with running("both", "w0") as (worker, info), Client(info.peer.address) as client:
+        asked = request(21, 9)
+        outputs = await client.finish(asked)
+        assert text(outputs) == fake_output(asked, 9)
+        assert outputs[-1].finish == "length"
+        assert outputs[-1].served is not None and outputs[-1].served.prefill_worker == "w0"
+        await settled(worker)
+
+
+@pytest.mark.parametrize("num_prompt", [1, 3, 4, 5, 8, 9, 33, 100])
+async def test_a_prompt_prefilled_by_a_peer_gives_the_same_tokens(num_prompt: int) -> None:
+    async with running("prefill", "p0") as (p, p_info), running("decode", "d0") as (d, d_info):
+        async with Client(d_info.peer.address) as client:
+            asked = request(num_prompt, 12)
+            outputs = await client.finish(asked, p_info.peer)
+        assert text(outputs) == fake_output(asked, 12)
+        served = outputs[-1].served
+        assert served is not None
+        expected = -(-num_prompt // 4) if num_prompt > 4 else 0
+        assert served.blocks_moved == expected
+        assert served.bytes_moved == expected * 4 * 8
+        assert served.prefill_worker == ("p0" if expected else "d0")
+        await settled(p)
+        await settled(d)
+
+
+async def test_the_second_turn_moves_only_what_decode_lacks() -> None:
+    async with running("prefill", "p0") as (_, p_info), running("decode", "d0") as (_, d_info):
+        async with Client(d_info.peer.address) as client:
+            first = request(32, 8)
+            answer = text(await client.finish(first, p_info.peer))
+            second = Request(
+                id=f"r{next(IDS)}", tokens=(*first.tokens, *answer, *range(1, 30)), sampling=first.sampling
+            )
+            outputs = await client.finish(second, p_info.peer)
+    assert text(outputs) == fake_output(second, 8)
+    served = outputs[-1].served
+    assert served is not None
+    num_blocks = -(-len(second.tokens) // 4)
+    assert served.blocks_moved == num_blocks - 39 // 4  # the last token's KV was never computed
+
+
+async def test_many_requests_at_once_through_a_small_pool_all_come_out_right() -> None:
+    async with (
+        running("prefill", "p0", num_blocks=40) as (p, p_info),
+        running("decode", "d0", num_blocks=40) as (d, d_info),
+        Client(d_info.peer.address) as client,
+    ):
+        asked = [request(10 + 7 * i, 15, seed=i) for i in range(12)]
+        for one in asked:
+            client.send(Submit(one, p_info.peer))
+        got: dict[str, list[Output]] = {one.id: [] for one in asked}
+        async for output in client.outputs():
+            got[output.request_id].append(output)
+            if all(outputs and outputs[-1].finish for outputs in got.values()):
+                break
+        for one in asked:
+            assert text(got[one.id]) == fake_output(one, 15)
+        await settled(p)
+        await settled(d)
+
+
+async def test_cancelling_at_any_moment_frees_both_workers() -> None:
+    async with (
+        running("prefill", "p0", num_blocks=48) as (p, p_info),
+        running("decode", "d0", num_blocks=48) as (d, d_info),
+        Client(d_info.peer.address) as client,
+    ):
+        for i in range(40):
+            asked = request(60, 40, seed=i)
+            client.send(Submit(asked, p_info.peer))
+            await asyncio.sleep(0.0007 * i)
+            client.send(Cancel(asked.id))
+        asked = request(60, 5, seed=99)
+        assert text(await client.finish(asked, p_info.peer)) == fake_output(asked, 5)
+        await settled(p)
+        await settled(d)
+
+
+async def test_a_gateway_that_vanishes_leaves_nothing_behind() -> None:
+    async with running("prefill", "p0") as (p, p_info), running("decode", "d0") as (d, d_info):
+        async with Client(d_info.peer.address) as client:
+            for i in range(6):
+                client.send(Submit(request(50, 500, seed=i), p_info.peer))
+            async for output in client.outputs():
+                if output.tokens:
+                    break
+        await settled(d)
+        await settled(p)
+
+
+async def test_an_unreachable_prefill_worker_makes_decode_prefill_itself() -> None:
+    gone = PeerAddress("p9", "127.0.0.1:1", "never-lived")
+    async with running("decode", "d0") as (d, info), Client(info.peer.address) as client:
+        asked = request(30, 6)
+        outputs = await client.finish(asked, gone)
+        assert text(outputs) == fake_output(asked, 6)
+        assert outputs[-1].served is not None and outputs[-1].served.prefill_worker == "d0"
+        await settled(d)
+
+
+async def test_peers_with_different_block_sizes_refuse_each_other_and_decode_goes_on_alone() -> None:
+    async with running("prefill", "p0", block_size=8) as (_, p_info), running("decode", "d0") as (d, d_info):
+        async with Client(d_info.peer.address) as client:
+            asked = request(30, 6)
+            assert text(await client.finish(asked, p_info.peer)) == fake_output(asked, 6)
+        await settled(d)
+
+
+async def test_a_draining_worker_refuses_new_work_and_ends_the_old() -> None:
+    async with running("both", "w0") as (worker, info), Client(info.peer.address) as client:
+        old = request(8, 30)
+        client.send(Submit(old))
+        async for output in client.outputs():
+            if output.tokens:
+                break
+        draining = asyncio.create_task(worker.drain())
+        await asyncio.sleep(0)
+        refused = await client.finish(request(8, 3))
+        assert refused[-1].finish == "error" and "draining" in (refused[-1].error or "")
+        async with asyncio.timeout(5):
+            await draining
+
+
+async def test_local_movers_carry_hand_overs_inside_one_process() -> None:
+    fabric = LocalFabric()
+    config = worker_config()
+    config = config.model_copy(update={"transfer": TransferConfig(mover="local", beat_s=0.2, lease_s=2, stall_s=2)})
+    p = Worker(worker_id="p0", role="prefill", config=config, build=build_fake_engine, fabric=fabric)
+    d = Worker(worker_id="d0", role="decode", config=config, build=build_fake_engine, fabric=fabric)
+    p_info, d_info = await p.start(), await d.start()
+    try:
+        async with Client(d_info.peer.address) as client:
+            asked = request(50, 6)
+            outputs = await client.finish(asked, p_info.peer)
+        assert text(outputs) == fake_output(asked, 6)
+        assert outputs[-1].served is not None and outputs[-1].served.mover == "local"
+    finally:
+        await d.stop()
+        await p.stop()

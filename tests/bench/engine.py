@@ -1,0 +1,315 @@
+"""Engine benchmark on one GPU: decode steps, prefill, throughput and mixed load, each beside the card's own limits.
+
+No HTTP, no Ray: an Engine and its runner in this process. Random weights. Every ratio is taken within one run.
+
+    python tests/bench/engine.py --json out.json
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from baton.actors.build import BuiltEngine, build_engine
+from baton.actors.config import WorkerConfig
+from baton.actors.engine.batch import Batch, PendingStep, Runner, StepOutput
+from baton.actors.engine.config import EngineConfig
+from baton.actors.engine.request import Request, SamplingParams
+
+LLAMA_8B = Path(__file__).parent / "models" / "llama-3.1-8b"
+# Same card, same work, measured elsewhere: see DESIGN.md section 2.
+SGLANG = {"decode 1": 4.75, "decode 8": 5.12, "decode 64": 7.67, "decode 256": 18.55, "prefill 8k": 218.0}
+VLLM = {"decode 1": 4.93, "decode 8": 5.26, "decode 64": 7.92, "decode 256": 18.95, "prefill 8k": 212.0}
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    copy_bytes_per_s: float  # read plus written
+    flops: float  # bf16
+
+
+@dataclass
+class Result:
+    name: str
+    unit: str
+    measured: float
+    floor: float | None = None
+    sglang: float | None = None
+    vllm: float | None = None
+    host_ms: float | None = None
+    idle_share: float | None = None
+
+
+class _TimedStep:
+    def __init__(self, step: PendingStep, waits: list[float]) -> None:
+        self._step, self._waits = step, waits
+
+    def wait(self) -> StepOutput:
+        started = time.perf_counter()
+        output = self._step.wait()
+        self._waits.append(time.perf_counter() - started)
+        return output
+
+
+class TimedRunner:
+    """Notes how long the host waits for the device, so that the rest of a step is the host's own time."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self.waits: list[float] = []
+
+    def launch(self, batch: Batch) -> PendingStep:
+        return _TimedStep(self._runner.launch(batch), self.waits)
+
+
+class Bench:
+    def __init__(self, built: BuiltEngine, num_params: int, console: Console) -> None:
+        self.engine = built.engine
+        self.runner = TimedRunner(self.engine._runner)  # pyright: ignore[reportPrivateUsage]
+        self.engine._runner = self.runner  # pyright: ignore[reportPrivateUsage]
+        self.kv_bytes_per_token = built.kv.nbytes // built.num_blocks // built.layout.block_size
+        self.num_params = num_params
+        self.vocab = 100_000
+        self.console = console
+        self._num = 0
+        self._random = random.Random(0)
+
+    def submit(self, prompt_len: int, max_tokens: int) -> str:
+        self._num += 1
+        tokens = tuple(self._random.randrange(self.vocab) for _ in range(prompt_len))
+        sampling = SamplingParams(max_tokens=max_tokens, seed=self._num, ignore_eos=True, temperature=0.0)
+        self.engine.submit(Request(id=str(self._num), tokens=tokens, sampling=sampling))
+        return str(self._num)
+
+    def drain(self) -> int:
+        num_tokens = 0
+        while self.engine.has_work:
+            num_tokens += sum(len(update.tokens) for update in self.engine.step())
+        return num_tokens
+
+    def decode(self, batch: int, ceilings: Ceilings, num_steps: int = 60) -> Result:
+        for _ in range(batch):
+            self.submit(1024 - num_steps // 2, num_steps + 24)
+        num_first = 0
+        while num_first < batch:
+            num_first += sum(1 for update in self.engine.step() if update.tokens and update.num_computed <= 1024)
+        for _ in range(8):
+            self.engine.step()
+        self.runner.waits.clear()
+        steps: list[float] = []
+        for _ in range(num_steps - 12):
+            started = time.perf_counter()
+            self.engine.step()
+            steps.append(time.perf_counter() - started)
+        host = [step - wait for step, wait in zip(steps, self.runner.waits, strict=True)]
+        self.drain()
+        kv = batch * 1024 * self.kv_bytes_per_token
+        name = f"decode {batch}"
+        return Result(
+            name,
+            "ms",
+            statistics.median(steps) * 1e3,
+            floor=(2 * self.num_params + kv) / ceilings.copy_bytes_per_s * 1e3,
+            sglang=SGLANG.get(name),
+            vllm=VLLM.get(name),
+            host_ms=statistics.median(host) * 1e3,
+        )
+
+    def idle_share(self, batch: int, num_steps: int = 30) -> float:
+        """Share of wall time in which no kernel runs, over decode steps, from the profiler's device timeline."""
+        for _ in range(batch):
+            self.submit(512, num_steps + 40)
+        while self.engine.waiting_tokens:
+            self.engine.step()
+        for _ in range(8):
+            self.engine.step()
+        activities = [torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=activities) as profile:
+            for _ in range(num_steps):
+                self.engine.step()
+            torch.cuda.synchronize()
+        self.drain()
+        spans = sorted(
+            (event.time_range.start, event.time_range.end)
+            for event in profile.events()
+            if event.device_type == torch.autograd.DeviceType.CUDA
+        )
+        busy, end = 0.0, spans[0][0]
+        for start, stop in spans:
+            busy += max(0.0, stop - max(start, end))
+            end = max(end, stop)
+        return 1 - busy / (end - spans[0][0])
+
+    def prefill(self, length: int, ceilings: Ceilings, repeats: int = 5) -> Result:
+        times: list[float] = []
+        for _ in range(repeats + 1):
+            self.submit(length, 1)
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            self.drain()
+            times.append(time.perf_counter() - started)
+        flops = 2 * self.num_params * length
+        name = f"prefill {length // 1024}k"
+        return Result(
+            name,
+            "ms",
+            statistics.median(times[1:]) * 1e3,
+            floor=flops / ceilings.flops * 1e3,
+            sglang=SGLANG.get(name),
+            vllm=VLLM.get(name),
+        )
+
+    def throughput(self, num_requests: int = 256) -> Result:
+        rng = random.Random(1)
+        total = 0
+        for _ in range(num_requests):
+            num_out = rng.randint(100, 1024)
+            total += num_out
+            self.submit(rng.randint(100, 1024), num_out)
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        num_tokens = self.drain()
+        assert num_tokens == total, (num_tokens, total)
+        return Result(
+            "256 requests", "tokens/s", num_tokens / (time.perf_counter() - started), sglang=9949.0, vllm=9745.0
+        )
+
+    def mixed(self, batch: int = 64, seconds: float = 6.0) -> dict[str, float]:
+        """Decode `batch` sequences while an 8k prompt arrives every second; gaps between a step's tokens in ms."""
+        for _ in range(batch):
+            self.submit(1024, 4000)
+        while self.engine.waiting_tokens:
+            self.engine.step()
+        quiet: list[float] = []
+        for _ in range(60):
+            started = time.perf_counter()
+            self.engine.step()
+            quiet.append(time.perf_counter() - started)
+        gaps: list[float] = []
+        prompt_ms: list[float] = []
+        arrivals: dict[str, float] = {}
+        begun = time.perf_counter()
+        while (now := time.perf_counter()) - begun < seconds:
+            if len(arrivals) + len(prompt_ms) <= now - begun:
+                arrivals[self.submit(8192, 1)] = now
+            updates = self.engine.step()
+            gaps.append(time.perf_counter() - now)
+            for update in updates:
+                if update.finish and update.request_id in arrivals:
+                    prompt_ms.append((time.perf_counter() - arrivals.pop(update.request_id)) * 1e3)
+        for request in range(self._num - 2000, self._num + 1):
+            self.engine.cancel(str(request))
+        self.drain()
+        gaps.sort()
+        return {
+            "quiet_itl_ms": statistics.median(quiet) * 1e3,
+            "p99_itl_ms": gaps[int(len(gaps) * 0.99)] * 1e3,
+            "prompt_ms": statistics.median(prompt_ms) if prompt_ms else float("nan"),
+        }
+
+
+def measure_ceilings() -> Ceilings:
+    """Measure what the card itself can do: a large copy, a large bf16 matrix product on random data."""
+    source = torch.empty(4 << 30, dtype=torch.uint8, device="cuda").random_()
+    target = torch.empty_like(source)
+    copy_s = _timed(lambda: target.copy_(source))
+    del source, target
+    a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    product_s = _timed(lambda: a @ a)
+    return Ceilings(2 * (4 << 30) / copy_s, 2 * 8192**3 / product_s)
+
+
+def _timed(work: object, repeats: int = 10) -> float:
+    assert callable(work)
+    for _ in range(3):
+        work()
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for _ in range(repeats):
+        work()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / repeats / 1e3
+
+
+def build(*, max_step_tokens: int, kv_dtype: str = "auto") -> BuiltEngine:
+    engine = EngineConfig(
+        max_num_seqs=256, max_step_tokens=max_step_tokens, max_prefill_chunk=8192, prefix_cache=False, num_blocks=40_000
+    )
+    return build_engine(
+        WorkerConfig(model=str(LLAMA_8B), served_name="bench", load_format="dummy", device="cuda", engine=engine)
+    )
+
+
+def show(console: Console, results: list[Result]) -> None:
+    table = Table(title=f"{torch.cuda.get_device_name()}, Llama-3.1-8B shape, bf16, random weights")
+    columns = ("work", "measured", "floor", "ratio", "SGLang 0.5.14", "vLLM 0.25.0", "host ms", "idle")
+    for column in columns:
+        table.add_column(column, justify="left" if column == "work" else "right")
+    for r in results:
+        table.add_row(
+            r.name,
+            f"{r.measured:.2f} {r.unit}",
+            _number(r.floor),
+            _number(r.measured / r.floor if r.floor else None),
+            _number(r.sglang),
+            _number(r.vllm),
+            _number(r.host_ms),
+            _number(None if r.idle_share is None else 100 * r.idle_share),
+        )
+    console.print(table)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def main(
+    json_path: Annotated[Path | None, typer.Option("--json", help="write the figures here too")] = None,
+    only: Annotated[str, typer.Option(help="comma-separated parts: decode,prefill,throughput,mixed,idle")] = (
+        "decode,prefill,throughput,mixed,idle"
+    ),
+) -> None:
+    console = Console(width=140)
+    parts = only.split(",")
+    ceilings = measure_ceilings()
+    console.print(f"copy {ceilings.copy_bytes_per_s / 1e12:.2f} TB/s, bf16 product {ceilings.flops / 1e12:.0f} TFLOP/s")
+    built = build(max_step_tokens=8192)
+    num_params = 8_030_261_248 - 128256 * 4096  # the input embedding is not read
+    bench = Bench(built, num_params, console)
+    results: list[Result] = []
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("measuring", total=8)
+        if "decode" in parts:
+            for batch in (1, 8, 64, 256):
+                results.append(bench.decode(batch, ceilings))
+                progress.advance(task)
+        if "idle" in parts:
+            results.append(Result("idle at 64", "%", 100 * bench.idle_share(64)))
+        if "prefill" in parts:
+            results.append(bench.prefill(8192, ceilings))
+            progress.advance(task)
+        if "throughput" in parts:
+            results.append(bench.throughput())
+            progress.advance(task)
+        mixed = bench.mixed() if "mixed" in parts else {}
+    show(console, results)
+    if mixed:
+        console.print(mixed)
+    if json_path is not None:
+        json_path.write_text(json.dumps({"ceilings": asdict(ceilings), "results": [asdict(r) for r in results], "mixed": mixed}))
+
+
+if __name__ == "__main__":
+    typer.run(main)

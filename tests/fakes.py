@@ -1,0 +1,119 @@
+"""Fakes that several test folders share.
+
+`FakeRunner` is a device whose next token is a pure function of all tokens so far, computed from the KV that really
+lies in the blocks of the row's table: a wrong block, position, slot or history changes the text.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from baton.actors.engine.batch import Batch, Row, StepOutput
+from baton.actors.engine.request import Request, TokenLogprobs
+
+_MASK = (1 << 64) - 1
+
+
+def _kv_state(previous: int, token: int) -> int:
+    """What a position's KV holds: a digest of all tokens up to it."""
+    return (previous * 6364136223846793005 + 2 * token + 1442695040888963407) & _MASK
+
+
+def _sample(states: Iterable[int], seed: int, vocab_size: int) -> int:
+    digest = seed
+    for state in states:
+        digest = (digest * 31 + state) & _MASK
+    digest = ((digest ^ (digest >> 33)) * 0xFF51AFD7ED558CCD) & _MASK
+    return (digest ^ (digest >> 33)) % vocab_size
+
+
+def fake_output(request: Request, num: int, vocab_size: int = 50) -> list[int]:
+    """The first `num` tokens that follow `request.tokens` on a FakeRunner, whatever would end the request."""
+    states: list[int] = []
+    output: list[int] = []
+    new: Sequence[int] = request.tokens
+    for _ in range(num):
+        for token in new:
+            states.append(_kv_state(states[-1] if states else 0, token))
+        output.append(_sample(states, request.sampling.seed, vocab_size))
+        new = output[-1:]
+    return output
+
+
+@dataclass(slots=True)
+class _Slot:
+    request: Request
+    history: list[int]
+
+
+@dataclass(slots=True)
+class FakeStep:
+    """Runs on the device only when it, or a later step, is waited for: as late as a real one might."""
+
+    runner: FakeRunner
+    batch: Batch
+    output: StepOutput | None = None
+
+    def wait(self) -> StepOutput:
+        while self.output is None:
+            self.runner.run_next()
+        return self.output
+
+
+@dataclass
+class FakeRunner:
+    num_blocks: int
+    block_size: int
+    vocab_size: int = 50
+    launched: list[Batch] = field(default_factory=list[Batch])
+    kv: list[list[int]] = field(init=False)  # [num_blocks][block_size]
+
+    def __post_init__(self) -> None:
+        self.kv = [[-1 - block] * self.block_size for block in range(self.num_blocks)]
+        self._queue: deque[FakeStep] = deque()
+        self._slots: dict[int, _Slot] = {}
+
+    def launch(self, batch: Batch) -> FakeStep:
+        step = FakeStep(self, batch)
+        self._queue.append(step)
+        self.launched.append(batch)
+        return step
+
+    def write_block(self, block: int, content: Sequence[int]) -> None:
+        """A peer's write: lands at once, unordered with the steps in flight."""
+        self.kv[block] = list(content)
+
+    def run_next(self) -> None:
+        step = self._queue.popleft()
+        for admission in step.batch.admissions:
+            self._slots[admission.slot] = _Slot(admission.request, list(admission.tokens))
+        tokens: list[tuple[int, ...]] = []
+        logprobs: list[tuple[TokenLogprobs, ...] | None] = []
+        for row in step.batch.rows:
+            sampled = self._run_row(row)
+            wants = self._slots[row.slot].request.sampling.logprobs is not None
+            tokens.append(sampled)
+            logprobs.append(tuple(TokenLogprobs(-float(token)) for token in sampled) if wants else None)
+        step.output = StepOutput(tuple(tokens), tuple(logprobs))
+
+    def _run_row(self, row: Row) -> tuple[int, ...]:
+        slot = self._slots[row.slot]
+        tokens = list(row.tokens)
+        if len(tokens) < row.num_tokens:
+            tokens.append(slot.history[-1])  # sampled by an earlier step, known to the device alone
+        assert len(tokens) == row.num_tokens
+        for position, token in enumerate(tokens, row.start):
+            assert slot.history[position] == token, "the row's tokens are not the slot's"
+            previous = self._read(row, position - 1) if position else 0
+            self.kv[row.blocks[position // self.block_size]][position % self.block_size] = _kv_state(previous, token)
+        if not row.sample:
+            return ()
+        assert row.end == len(slot.history), "a token is sampled although later ones are known"
+        states = (self._read(row, position) for position in range(row.end))
+        slot.history.append(_sample(states, slot.request.sampling.seed, self.vocab_size))
+        return (slot.history[-1],)
+
+    def _read(self, row: Row, position: int) -> int:
+        return self.kv[row.blocks[position // self.block_size]][position % self.block_size]

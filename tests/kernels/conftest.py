@@ -1,0 +1,27 @@
+"""Every Triton kernel is tested where this machine can run it: compiled on a GPU, else in Triton's interpreter.
+
+`-m gpu` selects the compiled runs. The interpreter must be chosen before triton is imported anywhere.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+HAS_CUDA = torch.cuda.is_available()
+if not HAS_CUDA:
+    os.environ["TRITON_INTERPRET"] = "1"
+
+# FlashInfer has no interpreter: its tests exist only where there is a GPU.
+collect_ignore = [] if HAS_CUDA else ["test_attention_flashinfer.py"]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "gpu: runs compiled kernels on a CUDA device")
+
+
+@pytest.fixture(params=[pytest.param("cuda", marks=pytest.mark.gpu)] if HAS_CUDA else ["cpu"])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.device(request.param)

@@ -1,0 +1,81 @@
+"""Layouts, tickets and settings: what is refused, and whether the refusal names the field and both values."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from pydantic import ValidationError
+
+from baton.transfer.config import TransferConfig
+from baton.transfer.layout import LayoutMismatch, check_layout
+from baton.transfer.mover import Incarnation, TransferError
+from baton.transfer.ticket import KVTicket, decode_ticket, encode_ticket
+from baton.transfer.wire import KVLayout, WriteTag, decode_tag, encode_tag
+
+LAYOUT = KVLayout(
+    model="m",
+    weights_version="1",
+    dtype="bfloat16",
+    block_size=16,
+    num_layers=30,
+    num_kv_heads=3,
+    head_dim=64,
+    attention_scale=0.125,
+    rope="theta=10000",
+)
+TICKET = KVTicket(
+    worker_id="w1",
+    incarnation=Incarnation("i1"),
+    handover="r1",
+    epoch=3,
+    blocks=(4, 2),
+    layout=LAYOUT,
+    remaining_s=2.5,
+)
+
+
+@pytest.mark.parametrize("field", KVLayout.__struct_fields__)
+def test_a_difference_in_any_field_is_refused_by_name_with_both_values(field: str) -> None:
+    value = getattr(LAYOUT, field)
+    changed = value * 2 if isinstance(value, int | float) else value + "x"
+    with pytest.raises(LayoutMismatch) as caught:
+        check_layout(LAYOUT, msgspec.structs.replace(LAYOUT, **{field: changed}))
+    assert [tuple(d) for d in caught.value.differences] == [(field, value, changed)]
+    assert f"{field}: ours is {value!r}, the peer's is {changed!r}" in str(caught.value)
+
+
+def test_equal_layouts_pass() -> None:
+    check_layout(LAYOUT, msgspec.structs.replace(LAYOUT))
+
+
+def test_a_ticket_survives_the_wire_and_is_rebased_on_the_readers_clock() -> None:
+    ticket = decode_ticket(encode_ticket(TICKET))
+    assert ticket == TICKET
+    assert ticket.ends_at(100.0) == 102.5
+    ticket.check(LAYOUT, Incarnation("i1"))
+
+
+def test_a_ticket_of_a_dead_life_is_refused() -> None:
+    with pytest.raises(TransferError, match="incarnation i1, but it now lives as i2"):
+        TICKET.check(LAYOUT, Incarnation("i2"))
+
+
+def test_a_ticket_of_another_layout_is_refused() -> None:
+    with pytest.raises(LayoutMismatch, match="block_size"):
+        TICKET.check(msgspec.structs.replace(LAYOUT, block_size=32), Incarnation("i1"))
+
+
+def test_a_tag_is_canonical() -> None:
+    tag = WriteTag("r1", 3, 4)
+    assert encode_tag(tag) == encode_tag(decode_tag(encode_tag(tag))) == msgspec.msgpack.encode(["r1", 3, 4])
+
+
+@pytest.mark.parametrize("field", ["lease_s", "stall_s"])
+def test_a_bound_that_a_lost_beat_would_break_is_refused(field: str) -> None:
+    with pytest.raises(ValidationError, match=rf"{field} = 2.0 must be at least 3 \* beat_s"):
+        TransferConfig.model_validate({field: 2.0})
+
+
+def test_unknown_settings_are_refused() -> None:
+    with pytest.raises(ValidationError, match="leese_s"):
+        TransferConfig.model_validate({"leese_s": 20.0})

@@ -1,0 +1,150 @@
+"""NIXL between two processes on host memory: what the hand-over protocol needs to be true of it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from nixl_peer import Peer, start_peer
+
+from baton.transfer.factory import make_mover
+from baton.transfer.mover import Completion, Incarnation, KVMover, MemoryDescriptor, TransferError
+from baton.transfer.nixl_mover import set_env_defaults
+
+NUM_BLOCKS, BLOCK_BYTES = 64, 32 * 1024
+OURS = Incarnation("prefill-1")
+BOUND_S = 15.0
+
+
+@pytest.fixture(scope="module")
+def kv() -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(0, 256, (NUM_BLOCKS, BLOCK_BYTES), dtype=torch.uint8, generator=generator)
+
+
+@pytest.fixture(scope="module")
+def mover(kv: torch.Tensor) -> Iterator[KVMover]:
+    set_env_defaults(os.environ)
+    made = make_mover("nixl", kv, OURS)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def peer(mover: KVMover, request: pytest.FixtureRequest) -> Iterator[Peer]:
+    started = start_peer(mover, OURS, request.node.name[:60], num_blocks=NUM_BLOCKS, block_bytes=BLOCK_BYTES)
+    yield started
+    mover.disconnect(started.incarnation)
+    started.stop()
+
+
+def numbers(*blocks: int) -> np.ndarray:
+    return np.array(blocks, dtype=np.int64)
+
+
+def wait_for(mover: KVMover, transfer: int) -> Completion:
+    give_up = time.monotonic() + BOUND_S
+    while time.monotonic() < give_up:
+        for completion in mover.poll().completions:
+            if completion.transfer == transfer:
+                return completion
+        time.sleep(1e-3)
+    raise AssertionError(f"transfer {transfer} did not end within {BOUND_S} s")
+
+
+def test_written_blocks_are_there_when_the_peer_hears_of_them(mover: KVMover, kv: torch.Tensor, peer: Peer) -> None:
+    transfer = mover.write(peer.incarnation, numbers(3, 9, 4, 5), numbers(60, 0, 7, 8), b"tag-1")
+    completion = wait_for(mover, transfer)
+    assert (completion.error, completion.tag, completion.peer) == (None, b"tag-1", peer.incarnation)
+    assert completion.num_bytes == 4 * BLOCK_BYTES
+    assert peer.expect() == (OURS, b"tag-1")
+    for source, target in ((3, 60), (9, 0), (4, 7), (5, 8)):
+        assert peer.block(target) == kv[source].numpy().tobytes()
+    assert peer.block(1) == bytes(BLOCK_BYTES), "a block that nobody named has changed"
+
+
+def test_read_blocks_are_here_when_the_read_completes(mover: KVMover, kv: torch.Tensor, peer: Peer) -> None:
+    assert wait_for(mover, mover.write(peer.incarnation, numbers(20), numbers(11), b"w")).error is None
+    assert peer.expect() == (OURS, b"w")
+    kv[21] = 0
+    assert wait_for(mover, mover.read(peer.incarnation, numbers(11), numbers(21), b"pulled")).error is None
+    assert torch.equal(kv[21], kv[20])
+    assert peer.expect() == (OURS, b"pulled"), "the owner must learn that it may let go"
+
+
+def test_every_write_of_a_burst_is_told_exactly_once(mover: KVMover, peer: Peer) -> None:
+    tags = [f"burst-{i}".encode() for i in range(50)]
+    for i, tag in enumerate(tags):
+        mover.write(peer.incarnation, numbers(i), numbers(i), tag)
+    give_up = time.monotonic() + BOUND_S
+    ended: list[Completion] = []
+    while len(ended) < len(tags) and time.monotonic() < give_up:
+        ended += mover.poll().completions
+    assert sorted(c.tag for c in ended) == sorted(tags)
+    assert sorted(str(peer.expect()) for _ in tags) == sorted(str((OURS, tag)) for tag in tags)
+
+
+def test_a_block_number_out_of_range_is_refused(mover: KVMover, peer: Peer) -> None:
+    with pytest.raises(TransferError, match="InvalidParam"):
+        mover.write(peer.incarnation, numbers(0), numbers(NUM_BLOCKS), b"beyond")
+
+
+def test_a_killed_peer_surfaces_and_its_successor_can_be_reached(mover: KVMover, kv: torch.Tensor, peer: Peer) -> None:
+    assert wait_for(mover, mover.write(peer.incarnation, numbers(1), numbers(1), b"alive")).error is None
+    peer.process.kill()
+    peer.process.join()
+    assert failure_within_bound(mover, peer.incarnation) != ""
+    mover.disconnect(peer.incarnation)
+    mover.disconnect(peer.incarnation)  # idempotent
+    with pytest.raises(TransferError, match="not connected"):
+        mover.write(peer.incarnation, numbers(1), numbers(1), b"gone")
+    successor = start_peer(mover, OURS, "decode-reborn", num_blocks=NUM_BLOCKS, block_bytes=BLOCK_BYTES)
+    assert wait_for(mover, mover.write(successor.incarnation, numbers(2), numbers(5), b"again")).error is None
+    assert successor.expect() == (OURS, b"again")
+    assert successor.block(5) == kv[2].numpy().tobytes()
+    mover.disconnect(successor.incarnation)
+    successor.stop()
+
+
+def failure_within_bound(mover: KVMover, peer: Incarnation) -> str:
+    """Write until a write fails, at its post or in its completion: one in flight may still report success."""
+    give_up = time.monotonic() + BOUND_S
+    while time.monotonic() < give_up:
+        try:
+            error = wait_for(mover, mover.write(peer, numbers(1), numbers(1), b"dead?")).error
+        except TransferError as refused:
+            return str(refused)
+        if error is not None:
+            return error
+        time.sleep(0.05)
+    raise AssertionError(f"writes to a dead peer still succeed after {BOUND_S} s")
+
+
+@pytest.mark.parametrize(("field", "value"), [("block_bytes", BLOCK_BYTES + 1), ("mover", "local")])
+def test_a_peer_with_another_memory_is_refused_by_name(mover: KVMover, field: str, value: object) -> None:
+    theirs: MemoryDescriptor = msgspec.structs.replace(mover.describe(), **{field: value})
+    with pytest.raises(TransferError, match=f"{field} is .* here but {value!r}"):
+        mover.connect(Incarnation("odd"), theirs)
+
+
+def test_a_handshake_of_another_life_is_refused(mover: KVMover, kv: torch.Tensor) -> None:
+    other = make_mover("nixl", torch.zeros_like(kv), Incarnation("decode-2"))
+    with pytest.raises(TransferError, match="names decode-2"):
+        mover.connect(Incarnation("decode-1"), other.describe())
+    other.close()
+
+
+def test_a_handshake_of_nonsense_is_refused(mover: KVMover) -> None:
+    with pytest.raises(TransferError, match="cannot connect to peer liar"):
+        mover.connect(Incarnation("liar"), msgspec.structs.replace(mover.describe(), handshake=b"nonsense"))
+
+
+def test_env_defaults_respect_the_user() -> None:
+    environ = {"NIXL_LOG_LEVEL": "DEBUG"}
+    set_env_defaults(environ)
+    assert environ == {"NIXL_LOG_LEVEL": "DEBUG"}

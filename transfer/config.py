@@ -1,0 +1,28 @@
+"""How KV moves and how long silence is borne; composed into the cluster's config. Knows no defaults of others."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+MoverKind = Literal["auto", "nixl", "local"]
+
+
+class TransferConfig(BaseModel):
+    """Each bound must outlast a few lost beats, or a busy second would look like a death."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mover: MoverKind = "auto"
+    beat_s: float = Field(default=1.0, gt=0)  # how often each side of a stream shows that it lives
+    lease_s: float = Field(default=10.0, gt=0)  # prefill keeps blocks this long after the last sign of decode
+    stall_s: float = Field(default=10.0, gt=0)  # decode fails an attempt over after this long without a sign of prefill
+    max_write_blocks: int = Field(default=64, gt=0)  # a larger push is split, so that progress shows
+
+    @model_validator(mode="after")
+    def _bounds_outlast_beats(self) -> Self:
+        for name, bound_s in (("lease_s", self.lease_s), ("stall_s", self.stall_s)):
+            if bound_s < 3 * self.beat_s:
+                raise ValueError(f"{name} = {bound_s} must be at least 3 * beat_s = {3 * self.beat_s}; raise {name}")
+        return self

@@ -1,0 +1,30 @@
+"""Compare two workers' KV layouts at the handshake: the bytes of a block must mean the same on both sides."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from baton.transfer.wire import KVLayout
+
+
+class Difference(NamedTuple):
+    field: str
+    ours: object
+    theirs: object
+
+
+class LayoutMismatch(Exception):
+    """Two workers cannot exchange KV, now or ever; not retryable between them."""
+
+    def __init__(self, differences: tuple[Difference, ...]) -> None:
+        self.differences = differences
+        listed = "; ".join(f"{d.field}: ours is {d.ours!r}, the peer's is {d.theirs!r}" for d in differences)
+        super().__init__(f"KV layouts differ in {listed}. Start both workers with the same model and block size.")
+
+
+def check_layout(ours: KVLayout, theirs: KVLayout) -> None:
+    """Raise LayoutMismatch, naming every differing field with both values."""
+    values = ((field, getattr(ours, field), getattr(theirs, field)) for field in KVLayout.__struct_fields__)
+    differences = tuple(Difference(*entry) for entry in values if entry[1] != entry[2])
+    if differences:
+        raise LayoutMismatch(differences)

@@ -1,0 +1,160 @@
+"""Movers of one process, joined by an explicit fabric: memcpy between registered tensors.
+
+Tests hold transfers back and then deliver, fail or reorder them one by one; a single-process demo lets them through.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from baton.transfer.mover import Arrival, Completion, Incarnation, MemoryDescriptor, News, TransferError, block_bytes_of
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LocalTransfer:
+    """A posted transfer. `source` and `target` are block numbers in the memories of `writer` and `reader`."""
+
+    id: int
+    owner: Incarnation  # who posted it
+    peer: Incarnation
+    writes_peer: bool  # a write; else a read
+    source: np.ndarray
+    target: np.ndarray
+    tag: bytes
+    posted_s: float
+
+    @property
+    def source_life(self) -> Incarnation:
+        return self.owner if self.writes_peer else self.peer
+
+    @property
+    def target_life(self) -> Incarnation:
+        return self.peer if self.writes_peer else self.owner
+
+
+class LocalFabric:
+    """With `hold`, posted transfers wait in `pending` until a test calls `deliver` or `fail`. Thread-safe."""
+
+    def __init__(self, *, hold: bool = False) -> None:
+        self.hold = hold
+        self.pending: list[LocalTransfer] = []
+        self._movers: dict[Incarnation, LocalMover] = {}
+        self._lock = threading.RLock()
+        self._num_posted = 0
+
+    def join(self, mover: LocalMover) -> None:
+        with self._lock:
+            self._movers[mover.incarnation] = mover
+
+    def is_alive(self, life: Incarnation) -> bool:
+        return life in self._movers
+
+    def kill(self, life: Incarnation) -> None:
+        """Let a mover die as its process would: its own transfers vanish, those of others to it fail."""
+        with self._lock:
+            self._movers.pop(life, None)
+            for transfer in list(self.pending):
+                if transfer.owner == life:
+                    self.pending.remove(transfer)
+                elif transfer.peer == life:
+                    self.fail(transfer, f"peer {life} died")
+
+    def post(self, transfer: LocalTransfer) -> None:
+        with self._lock:
+            self.pending.append(transfer)
+            if not self.hold:
+                self.deliver(transfer)
+
+    def next_id(self) -> int:
+        with self._lock:
+            self._num_posted += 1
+            return self._num_posted
+
+    def deliver(self, transfer: LocalTransfer) -> None:
+        """Copy the bytes, now, and tell both sides."""
+        with self._lock:
+            source = self._movers[transfer.source_life].rows
+            target = self._movers[transfer.target_life].rows
+            target[torch.as_tensor(transfer.target)] = source[torch.as_tensor(transfer.source)].to(target.device)
+            self._movers[transfer.peer].news.arrivals.append(Arrival(transfer.owner, transfer.tag))
+            self._complete(transfer, None)
+
+    def fail(self, transfer: LocalTransfer, error: str) -> None:
+        with self._lock:
+            self._complete(transfer, error)
+
+    def take_news(self, mover: LocalMover) -> News:
+        with self._lock:
+            news, mover.news = mover.news, News([], [])
+            return news
+
+    def _complete(self, transfer: LocalTransfer, error: str | None) -> None:
+        self.pending.remove(transfer)
+        owner = self._movers[transfer.owner]
+        num_bytes = len(transfer.source) * owner.rows.shape[1]
+        seconds = time.perf_counter() - transfer.posted_s
+        owner.news.completions.append(Completion(transfer.id, transfer.peer, transfer.tag, num_bytes, seconds, error))
+
+
+class LocalMover:
+    """A `KVMover` over `kv`, a contiguous tensor whose first dimension counts the blocks."""
+
+    def __init__(self, fabric: LocalFabric, kv: torch.Tensor, incarnation: Incarnation) -> None:
+        self.incarnation = incarnation
+        block_bytes = block_bytes_of(kv)
+        self.rows = kv.view(kv.shape[0], -1).view(torch.uint8).view(-1, block_bytes)  # [num_blocks, block_bytes]
+        self.news = News([], [])
+        self._kv = kv
+        self._fabric = fabric
+        self._peers: set[Incarnation] = set()
+        fabric.join(self)
+
+    def describe(self) -> MemoryDescriptor:
+        return MemoryDescriptor.of(self._kv, mover="local", handshake=b"")
+
+    def connect(self, peer: Incarnation, memory: MemoryDescriptor) -> None:
+        self.describe().check_peer(peer, memory)
+        if not self._fabric.is_alive(peer):
+            raise TransferError(f"peer {peer} is not on this fabric; local movers reach only their own process")
+        self._peers.add(peer)
+
+    def disconnect(self, peer: Incarnation) -> None:
+        self._peers.discard(peer)
+        for transfer in list(self._fabric.pending):
+            if transfer.owner == self.incarnation and transfer.peer == peer:
+                self._fabric.fail(transfer, f"disconnected from {peer}")
+
+    def write(self, peer: Incarnation, source: np.ndarray, target: np.ndarray, tag: bytes) -> int:
+        return self._post(peer, source, target, tag, writes_peer=True)
+
+    def read(self, peer: Incarnation, source: np.ndarray, target: np.ndarray, tag: bytes) -> int:
+        return self._post(peer, source, target, tag, writes_peer=False)
+
+    def poll(self) -> News:
+        return self._fabric.take_news(self)
+
+    def close(self) -> None:
+        for peer in list(self._peers):
+            self.disconnect(peer)
+        self._fabric.kill(self.incarnation)
+
+    def _post(self, peer: Incarnation, source: np.ndarray, target: np.ndarray, tag: bytes, *, writes_peer: bool) -> int:
+        if peer not in self._peers or not self._fabric.is_alive(peer):
+            raise TransferError(f"not connected to peer {peer}")
+        transfer = LocalTransfer(
+            id=self._fabric.next_id(),
+            owner=self.incarnation,
+            peer=peer,
+            writes_peer=writes_peer,
+            source=source,
+            target=target,
+            tag=tag,
+            posted_s=time.perf_counter(),
+        )
+        self._fabric.post(transfer)
+        return transfer.id
