@@ -36,7 +36,7 @@ encode = msgspec.msgpack.Encoder().encode
 decode_frame: Callable[[bytes], Frame] = msgspec.msgpack.Decoder(Frame).decode
 decode_to_worker: Callable[[bytes], ToWorker] = msgspec.msgpack.Decoder(ToWorker).decode
 
-Behavior = Callable[[AsyncIterator[Any], "grpc.aio.ServicerContext"], AsyncIterator[Any]]
+Behavior = Callable[[AsyncIterator[Any], "grpc.aio.ServicerContext[Any, Any]"], AsyncIterator[Any]]
 
 
 def open_channel(address: str) -> grpc.aio.Channel:
@@ -48,7 +48,7 @@ def open_stream(
     method: str,
     requests: AsyncIterable[Any],
     decoder: Callable[[bytes], Any],
-) -> grpc.aio.StreamStreamCall:
+) -> grpc.aio.StreamStreamCall[Any, Any]:
     """Open a bidirectional stream; iterate the call to read, close `requests` or cancel the call to end it."""
     call = channel.stream_stream(method, request_serializer=encode, response_deserializer=decoder)
     return call(requests)  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,43 @@
+"""What an operator may set on a gateway. Frozen; unknown keys are refused."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class CacheAwareLimits(BaseModel):
+    """When a cached prefix is worth more than a shorter queue (see `policy.cache_aware`)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    min_match: Annotated[float, Field(ge=0, le=1)] = 0.3  # share of the prompt's blocks below which a match is a miss
+    imbalance_requests: Annotated[int, Field(ge=0)] = 64  # a holder may be this much busier than the idlest worker ...
+    imbalance_ratio: Annotated[float, Field(ge=1)] = 1.5  # ... or this many times as busy, whichever is more
+
+
+class RouterConfig(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 0  # 0 = any free port
+    advertise_host: str | None = None  # what `Gateway.start` returns when `host` is a wildcard
+
+    policy: Literal["cache_aware", "round_robin", "least_loaded"] = "cache_aware"
+    cache_aware: CacheAwareLimits = CacheAwareLimits()
+    predicted_prefix_s: Seconds = 5.0  # how long a prefix counts as cached where it was just sent
+
+    max_body_bytes: Count = 8 * 2**20
+    max_queued_requests: Count = 1024  # sequences without a first token yet
+    max_queued_tokens: Count = 2_000_000  # their prompt tokens
+    request_timeout_s: Seconds = 600.0
+    max_attempts: Count = 3  # workers that one sequence may be lost on before it is given up
+
+    reconnect_first_s: Seconds = 0.1
+    reconnect_max_s: Seconds = 2.0
+    drain_s: Annotated[float, Field(ge=0)] = 30.0  # `stop` waits this long for running requests
+    tokenizer_threads: Count = 2

@@ -1,0 +1,186 @@
+"""One HTTP call's sequences, from dispatched requests to text deltas; streaming or not, the same deltas.
+
+Knows tokens and text; knows no HTTP and no OpenAI shapes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from baton.actors.engine.request import Request, TokenLogprobs
+from baton.actors.messages import Output, ServedBy
+from baton.router.detokenizer import Detokenizer
+from baton.router.dispatch import Dispatcher
+from baton.router.errors import RouterError
+from baton.router.metrics import Metrics
+from baton.router.openai_models import PromptTokensDetails, Usage
+from baton.router.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """A sampled token with its log-probabilities; `offset` is where its text starts, in characters."""
+
+    id: int
+    offset: int
+    logprobs: TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """News of one choice that the client may see. `finish` is set on its last."""
+
+    index: int
+    is_first: bool
+    text: str
+    scored: tuple[ScoredToken, ...]
+    finish: str | None
+
+
+class Choice:
+    """One sequence's state: what of its tokens has become text, and how it ended."""
+
+    def __init__(self, index: int, request: Request, stops: Sequence[str], tokenizer: Tokenizer) -> None:
+        self.index = index
+        self.request = request
+        self.cached_tokens = 0
+        self.served: ServedBy | None = None
+        self.finish: str | None = None
+        self._has_output = False
+        self._stop_ids = frozenset(request.sampling.stop_token_ids)
+        self._text = Detokenizer(
+            tokenizer.token_bytes, tokenizer.special_ids, stops=stops, min_tokens=request.sampling.min_tokens
+        )
+        self._offsets = _Offsets(tokenizer)
+        self._unsent: list[ScoredToken] = []  # their text is still held back
+
+    @property
+    def num_tokens(self) -> int:
+        return self._text.num_tokens
+
+    def take(self, output: Output) -> Delta | None:
+        """Turn an output into a delta, or None while all of its text must be held back."""
+        is_first, self._has_output = not self._has_output, True
+        if output.cached_tokens is not None:
+            self.cached_tokens = output.cached_tokens
+        ends_in_stop_id = output.finish == "stop" and bool(output.tokens) and output.tokens[-1] in self._stop_ids
+        released = self._text.push(output.tokens, hidden_tail=int(ends_in_stop_id), last=output.finish is not None)
+        self.finish = "stop" if released.stopped else output.finish
+        self.served = output.served
+        for token, logprobs in zip(output.tokens[: released.num_tokens], output.logprobs or (), strict=False):
+            self._unsent.append(ScoredToken(token, self._offsets.take(token), logprobs))
+        if not (released.text or is_first or self.finish):
+            return None
+        scored: tuple[ScoredToken, ...] = ()
+        if released.text or self.finish:
+            scored, self._unsent = tuple(self._unsent), []
+        return Delta(self.index, is_first, released.text, scored, self.finish)
+
+
+class Generation:
+    """All sequences of one call: `num_choices` for each prompt, in order. Times count from `started`, monotonic."""
+
+    def __init__(
+        self, choices: Sequence[Choice], num_choices: int, dispatcher: Dispatcher, metrics: Metrics, started: float
+    ) -> None:
+        self._choices = choices
+        self._num_choices = num_choices
+        self._dispatcher = dispatcher
+        self._metrics = metrics
+        self._started = started
+        self.ttft_s: float | None = None
+        self.failure: RouterError | None = None  # told to the client in its stream
+
+    async def deltas(self) -> AsyncGenerator[list[Delta], None]:
+        """Yield what came together, together. Closing the generator cancels every sequence."""
+        if len(self._choices) == 1:
+            async with aclosing(self._follow(self._choices[0])) as deltas:
+                async for delta in deltas:
+                    yield [delta]
+            return
+        news: asyncio.Queue[Delta | BaseException | None] = asyncio.Queue()
+        tasks = [asyncio.create_task(self._pump(choice, news)) for choice in self._choices]
+        try:
+            num_running = len(tasks)
+            while num_running:
+                items = [await news.get()]
+                while not news.empty():
+                    items.append(news.get_nowait())
+                num_running -= items.count(None)
+                deltas_now = [item for item in items if isinstance(item, Delta)]
+                if deltas_now:
+                    yield deltas_now
+                for item in items:
+                    if isinstance(item, BaseException):
+                        raise item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def usage(self) -> Usage:
+        """Count what was used so far: a prompt once for all its choices."""
+        groups = [self._choices[i : i + self._num_choices] for i in range(0, len(self._choices), self._num_choices)]
+        prompt_tokens = sum(len(group[0].request.tokens) for group in groups)
+        completion_tokens = sum(choice.num_tokens for choice in self._choices)
+        cached_tokens = sum(min(choice.cached_tokens for choice in group) for group in groups)
+        details = PromptTokensDetails(cached_tokens)
+        return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, details)
+
+    def served(self) -> list[ServedBy | None]:
+        """Say who served each choice; None for one that a stop string cut short."""
+        return [choice.served for choice in self._choices]
+
+    async def _pump(self, choice: Choice, news: asyncio.Queue[Delta | BaseException | None]) -> None:
+        try:
+            async with aclosing(self._follow(choice)) as deltas:
+                async for delta in deltas:
+                    news.put_nowait(delta)
+        except Exception as error:  # handed to the reader, who raises it
+            news.put_nowait(error)
+        news.put_nowait(None)
+
+    async def _follow(self, choice: Choice) -> AsyncGenerator[Delta, None]:
+        last_s: float | None = None
+        async with aclosing(self._dispatcher.generate(choice.request)) as outputs:
+            async for output in outputs:
+                now = time.monotonic()
+                before = choice.num_tokens
+                delta = choice.take(output)
+                if last_s is None:
+                    self._note_first(choice, now)
+                self._metrics.output(choice.num_tokens - before, None if last_s is None else now - last_s)
+                last_s = now
+                if delta is not None:
+                    yield delta
+                if choice.finish is not None:
+                    break
+        self._metrics.finished(choice.finish or "none")
+        if choice.served is not None:
+            self._metrics.phases(choice.served.times)
+
+    def _note_first(self, choice: Choice, now: float) -> None:
+        if self.ttft_s is None:
+            self.ttft_s = now - self._started
+        if choice.index % self._num_choices == 0:
+            self._metrics.first_output(now - self._started, len(choice.request.tokens), choice.cached_tokens)
+
+
+class _Offsets:
+    """Where each token's text starts, counted as if nothing were held back or cut."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._characters = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset = 0
+
+    def take(self, token: int) -> int:
+        offset = self._offset
+        if token not in self._tokenizer.special_ids:
+            self._offset += len(self._characters.decode(self._tokenizer.token_bytes[token]))
+        return offset

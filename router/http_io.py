@@ -1,0 +1,137 @@
+"""The edges of an HTTP call: a bounded body in, JSON or events out, and noticing that the client has left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import uuid
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from baton.router.errors import BodyTooLarge, InvalidRequest, RouterError
+from baton.router.formats import encode
+
+REQUEST_ID = "x-request-id"
+LINGER_S = 1.0
+CLIENT_CLOSED = 499  # never sent: nobody is there to read it
+
+T = TypeVar("T")
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """Read the body. Raises BodyTooLarge as soon as its announced or real length passes the limit."""
+    content_type = request.headers.get("content-type", "application/json")
+    if content_type.split(";")[0].strip().lower() != "application/json":
+        raise InvalidRequest("the body must be JSON: send content-type: application/json")
+    too_large = BodyTooLarge(f"the body is larger than the limit of {max_bytes} bytes: send less")
+    announced = request.headers.get("content-length", "0")
+    if announced.isdecimal() and int(announced) > max_bytes:
+        raise too_large
+    chunks: list[bytes] = []
+    length = 0
+    async for chunk in request.stream():
+        length += len(chunk)
+        if length > max_bytes:
+            raise too_large
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Run `work`, cancelling it when the client leaves. Raises ClientDisconnect then."""
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.create_task(_wait_disconnect(receive))
+    try:
+        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientDisconnect
+    finally:
+        task.cancel()
+        watcher.cancel()
+        await asyncio.gather(task, watcher, return_exceptions=True)
+
+
+async def _wait_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def json_response(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    body = content if isinstance(content, bytes) else encode(content)
+    return Response(body, status, headers, media_type="application/json")
+
+
+def error_response(error: RouterError, headers: Mapping[str, str] | None = None) -> Response:
+    retry = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
+    kind = HangUp if isinstance(error, BodyTooLarge) else Response
+    return kind(encode(error.body()), error.status, {**(headers or {}), **retry}, media_type="application/json")
+
+
+class HangUp(Response):
+    """A whole answer to a request that is still being sent; then the connection closes.
+
+    What still comes is thrown away for a moment: closing at once would reset the connection, and a client that
+    sends before it reads would lose the answer.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.headers["connection"] = "close"
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                while (await receive()).get("more_body"):
+                    pass
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def reply_headers(request: Request) -> dict[str, str]:
+    """Echo the client's request id if it is harmless, else make one. It is a label only, never a key."""
+    given = request.headers.get(REQUEST_ID, "")
+    return {REQUEST_ID: given if re.fullmatch(r"[A-Za-z0-9._:-]{1,128}", given) else uuid.uuid4().hex}
+
+
+class EventStream(Response):
+    """Server-sent events, one write for each item of `events`.
+
+    The status line waits for the first item, so an error before it is a plain HTTP error. `on_end` gets the status
+    in every case; a client that leaves closes `events` at once.
+    """
+
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], headers: Mapping[str, str], on_end: Callable[[int, str | None], None]
+    ) -> None:
+        super().__init__(None, headers={**headers, "cache-control": "no-cache"}, media_type="text/event-stream")
+        del self.headers["content-length"]
+        self._events = events
+        self._on_end = on_end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        status, reason = 500, "internal_error"
+        try:
+            status, reason = await while_connected(receive, self._send_all(scope, receive, send))
+        except ClientDisconnect:
+            status, reason = CLIENT_CLOSED, "client_closed"
+        finally:
+            self._on_end(status, reason)
+
+    async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> tuple[int, str | None]:
+        async with aclosing(self._events) as events:
+            try:
+                first = await anext(events)
+            except RouterError as error:
+                await error_response(error, {REQUEST_ID: self.headers[REQUEST_ID]})(scope, receive, send)
+                return error.status, error.code
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": first, "more_body": True})
+            async for event in events:
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        return 200, None

@@ -1,0 +1,89 @@
+"""Which workers there are now, as the cluster says: connects to the new, lets go of the gone.
+
+A worker that leaves the list keeps its stream until its running requests end (it drains); a worker that comes back
+as another life has its old stream closed at once, since that life is dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from baton.actors.messages import WorkerInfo
+from baton.router.prefix_index import PrefixIndex
+from baton.router.worker_stream import Reconnect, WorkerStream
+
+
+class Membership:
+    def __init__(self, index: PrefixIndex, reconnect: Reconnect) -> None:
+        self._index = index
+        self._reconnect = reconnect
+        self._streams: dict[str, WorkerStream] = {}  # by incarnation, retired ones too
+        self._retirements: set[asyncio.Task[None]] = set()
+
+    async def set_workers(self, workers: Sequence[WorkerInfo]) -> None:
+        """Make `workers` all there are. Raises ValueError when two share an id."""
+        wanted = {info.peer.worker_id: info for info in workers}
+        if len(wanted) != len(workers):
+            raise ValueError(f"worker ids are not unique: {sorted(info.peer.worker_id for info in workers)}")
+        dead: list[WorkerStream] = []
+        for stream in list(self._streams.values()):
+            info = wanted.get(stream.info.peer.worker_id)
+            if info is None:
+                self._retire(stream)
+            elif info.peer != stream.info.peer:
+                dead.append(self._streams.pop(stream.incarnation))
+        for info in wanted.values():
+            self._connect(info)
+        await asyncio.gather(*(stream.close() for stream in dead))
+
+    def decoders(self) -> list[WorkerStream]:
+        """Return the workers that can take a request now."""
+        return [stream for stream in self._members() if stream.is_usable and stream.info.role != "prefill"]
+
+    def prefillers(self) -> list[WorkerStream]:
+        return [stream for stream in self._members() if stream.is_usable and stream.info.role == "prefill"]
+
+    def max_context(self) -> int | None:
+        """Return the context that every decode worker can hold, or None while none is known."""
+        return min((s.info.max_context for s in self._members() if s.info.role != "prefill"), default=None)
+
+    def why_unusable(self) -> str | None:
+        """Say why no request can be served now; None if one can."""
+        if self.decoders():
+            return None
+        known = [stream for stream in self._members() if stream.info.role != "prefill"]
+        if not known:
+            return "no decode worker has registered"
+        return f"none of the {len(known)} known decode workers is connected"
+
+    async def close(self) -> None:
+        for task in self._retirements:
+            task.cancel()
+        await asyncio.gather(*(stream.close() for stream in self._streams.values()))
+        self._streams.clear()
+
+    def _members(self) -> list[WorkerStream]:
+        return [stream for stream in self._streams.values() if not stream.is_retired]
+
+    def _connect(self, info: WorkerInfo) -> None:
+        stream = self._streams.get(info.peer.incarnation)
+        if stream is None:
+            stream = self._streams[info.peer.incarnation] = WorkerStream(info, self._index, self._reconnect)
+            stream.start()
+        stream.info = info
+        stream.is_retired = False
+
+    def _retire(self, stream: WorkerStream) -> None:
+        if stream.is_retired:
+            return
+        stream.is_retired = True
+        task = asyncio.create_task(self._close_when_idle(stream))
+        self._retirements.add(task)
+        task.add_done_callback(self._retirements.discard)
+
+    async def _close_when_idle(self, stream: WorkerStream) -> None:
+        await stream.wait_idle()
+        if stream.is_retired and self._streams.get(stream.incarnation) is stream:
+            del self._streams[stream.incarnation]
+            await stream.close()

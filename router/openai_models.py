@@ -1,0 +1,266 @@
+"""OpenAI's request and response bodies, with every range that can be checked without knowing the model.
+
+Requests are pydantic: strict types, unknown fields ignored (so no internal field can be set), null means default.
+Responses are msgspec structs, since one is encoded for every streamed token.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, TypeVar, cast
+
+import msgspec
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError, model_validator
+
+from baton.router.errors import InvalidRequest
+
+INT32_MAX = 2**31 - 1
+MAX_STOP_LEN = 1024  # characters
+MAX_PROMPTS = 256
+
+# Requests.
+
+TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+
+
+def _stop_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LEN)]
+Stops = Annotated[list[StopString], Field(max_length=4), BeforeValidator(_stop_list)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    include_usage: bool | None = None
+
+
+class GenerationFields(BaseModel):
+    """What chat and plain completions share."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+    model: str
+    max_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None  # -1 and 0 = off
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    logit_bias: dict[str, Bias] | None = None
+    stop: Stops | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=128)] | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    cache_salt: Annotated[str, Field(max_length=256)] | None = None
+    priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] | None = None
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _stream_options_need_a_stream(self) -> GenerationFields:
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options is only allowed with stream: true", param="stream_options")
+        return self
+
+
+Fields = TypeVar("Fields", bound=GenerationFields)
+
+
+class TextPart(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    type: Literal["text"]
+    text: str
+
+
+def _content_text(value: object) -> object:
+    """Join text parts; leave anything else to the type check."""
+    if not isinstance(value, list):
+        return value
+    try:
+        return "".join(TextPart.model_validate(part).text for part in cast("list[object]", value))
+    except ValidationError:
+        raise ValueError('content parts must be {"type": "text", "text": string}; this model reads text only') from None
+
+
+class Message(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[str | None, BeforeValidator(_content_text)] = None
+    name: Annotated[str, Field(max_length=256)] | None = None
+
+    @model_validator(mode="after")
+    def _only_assistants_may_say_nothing(self) -> Message:
+        if self.content is None and self.role != "assistant":
+            raise ValueError("content is missing")
+        return self
+
+
+class ChatRequest(GenerationFields):
+    messages: Annotated[list[Message], Field(min_length=1), FailFast()]
+    max_completion_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: Any = None
+    tool_choice: Any = None
+    functions: Any = None
+    response_format: Any = None
+
+    @model_validator(mode="after")
+    def _refuse_what_is_not_served(self) -> ChatRequest:
+        refuse_if("tools", self.tools)
+        refuse_if("functions", self.functions)
+        refuse_if("tool_choice", self.tool_choice not in (None, "none", "auto"))
+        refuse_if("response_format", self.response_format not in (None, {"type": "text"}))
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
+        return self
+
+
+def _prompt_list(value: Any) -> list[Any]:
+    items: list[Any] = cast("list[Any]", value) if isinstance(value, list) and not _is_tokens(value) else [value]
+    if not 1 <= len(items) <= MAX_PROMPTS or not all(isinstance(item, str) or _is_tokens(item) for item in items):
+        raise ValueError(f"must be a string, a list of token ids, or a list of 1 to {MAX_PROMPTS} of these")
+    return items
+
+
+def _is_tokens(value: Any) -> bool:
+    if not isinstance(value, list):
+        return False
+    return all(type(item) is int and 0 <= item <= INT32_MAX for item in cast("list[Any]", value))
+
+
+Prompts = Annotated[list[Any], BeforeValidator(_prompt_list)]
+
+
+class CompletionRequest(GenerationFields):
+    prompt: Prompts  # each a str or a list[int]
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    suffix: Any = None
+    best_of: Annotated[int, Field(ge=1, le=128)] | None = None
+
+    @model_validator(mode="after")
+    def _refuse_what_is_not_served(self) -> CompletionRequest:
+        refuse_if("suffix", self.suffix)
+        refuse_if("best_of", self.best_of is not None and self.best_of != (self.n or 1))
+        if self.echo and self.logprobs is not None:
+            raise InvalidRequest("echo with logprobs is not supported: drop one of them", param="logprobs")
+        return self
+
+
+def refuse_if(field: str, given: object) -> None:
+    if given:
+        raise InvalidRequest(f"{field} is not supported by this server: leave it out", param=field)
+
+
+def parse_body(model: type[Fields], body: bytes) -> Fields:
+    """Parse strictly. Raises InvalidRequest with the first fault, its field, and nothing of the body."""
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        param = _field_name(fault["loc"])
+        reason = fault["msg"].removeprefix("Value error, ")
+        raise InvalidRequest(f"{param}: {reason}" if param else reason, param=param) from None
+
+
+def _field_name(location: tuple[int | str, ...]) -> str | None:
+    """Name the field without echoing keys that the client made up: they come after its own name."""
+    depth = 3 if location[:1] == ("messages",) else 1
+    names = [str(part) for part in location[:depth] if isinstance(part, int) or re.fullmatch(r"[a-z_]{1,40}", part)]
+    return ".".join(names) or None
+
+
+# Responses.
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    token: str
+    bytes: list[int]
+    logprob: float
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    content: list[TokenLogprob]
+
+
+class CompletionLogprobs(msgspec.Struct, frozen=True):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class ChatText(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A message, or the part of one that a chunk adds."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChatChoice(msgspec.Struct, frozen=True):
+    index: int
+    message: ChatText
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+
+
+class ChatChunkChoice(msgspec.Struct, frozen=True):
+    index: int
+    delta: ChatText
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+
+
+class CompletionChoice(msgspec.Struct, frozen=True):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+
+
+ReplyObject = Literal["chat.completion", "chat.completion.chunk", "text_completion"]
+ReplyChoice = ChatChoice | ChatChunkChoice | CompletionChoice
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """A body or a chunk of either endpoint. `usage` is null in chunks when the client asked for it at the end."""
+
+    id: str
+    object: ReplyObject
+    created: int
+    model: str
+    choices: list[Any]  # of ReplyChoice: a union of structs that msgspec cannot tell apart, and here need not
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    baton: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
