@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
+from baton.actors.engine.model_reference import ModelNotFoundError
 from baton.cluster.errors import ClusterError
 
 INTERRUPTED = 130  # what a shell reports for a command that SIGINT ended
@@ -21,7 +22,7 @@ class BatonCommands(TyperGroup):
         """Show what an operator can act on as text; whatever else is raised is a defect, and keeps its traceback."""
         try:
             return super().invoke(ctx)
-        except ClusterError as error:
+        except (ClusterError, ModelNotFoundError) as error:
             Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False)
             raise typer.Exit(1) from error
         except KeyboardInterrupt as interrupt:

@@ -13,12 +13,10 @@ from typing import Annotated, Any, Self, cast, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from baton.actors.engine.config import EngineConfig
+from baton.actors.config import WorkerConfig
 from baton.actors.messages import Role
 from baton.cluster.errors import ConfigError
-from baton.cluster.model_reference import default_served_name
 from baton.router.config import RouterConfig
-from baton.transfer.config import TransferConfig
 
 ENV_PREFIX = "BATON__"  # BATON__ROUTER__PORT=8000 sets router.port; values are read as YAML
 
@@ -30,14 +28,14 @@ Tree = dict[str, Any]
 
 
 class PoolConfig(BaseModel):
-    """Workers of one role, all alike. `engine` overrides single keys of the cluster's `engine`."""
+    """Workers of one role, all alike. `worker` overrides single keys of the cluster's `worker`, at any depth."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     replicas: int = Field(default=1, ge=1)
     num_cpus: float = Field(default=1.0, gt=0)  # of one worker
     num_gpus: float = Field(default=0.0, ge=0)  # of one worker
-    engine: EngineConfig = EngineConfig()
+    worker: WorkerConfig
 
 
 class RayConfig(BaseModel):
@@ -73,36 +71,28 @@ class WorkerSpec(BaseModel):
     host: str | None  # address to listen on and announce; None = that of the node where the worker runs
     num_cpus: float
     num_gpus: float
-    model: str
-    model_name: str
-    engine: EngineConfig
-    transfer: TransferConfig
+    config: WorkerConfig
 
 
 class ClusterConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    model: str  # a GGUF file, a Hugging Face folder, or package:NAME for the weights inside a Python package
-    served_name: str | None = None  # what clients call the model; None = derived from `model`
+    worker: WorkerConfig  # of every worker, where its pool does not say otherwise
     pools: dict[Role, PoolConfig]
-    engine: EngineConfig = EngineConfig()
-    transfer: TransferConfig = TransferConfig()
     router: RouterConfig = RouterConfig()
     ray: RayConfig = RayConfig()
     health: HealthConfig = HealthConfig()
 
     @model_validator(mode="before")
     @classmethod
-    def _pools_inherit_engine(cls, data: object) -> object:
-        """Merge the cluster's engine settings under each pool's own, before either is checked."""
-        if not isinstance(data, dict):
-            return data
-        tree = cast("Tree", data)
-        pools, engine = tree.get("pools"), tree.get("engine", {})
-        if not isinstance(pools, dict) or not isinstance(engine, dict):
-            return tree
-        merged = {role: _with_engine(pool, cast("Tree", engine)) for role, pool in cast("Tree", pools).items()}
-        return {**tree, "pools": merged}
+    def _pools_inherit_worker(cls, data: object) -> object:
+        """Lay each pool's own worker settings over the cluster's, before either is checked."""
+        tree = cast("Tree", data) if isinstance(data, dict) else {}
+        pools = tree.get("pools")
+        if not isinstance(pools, dict):
+            return cast("object", data)
+        shared = {"worker": tree.get("worker", {})}
+        return {**tree, "pools": {role: _overlaid(shared, pool or {}) for role, pool in cast("Tree", pools).items()}}
 
     @model_validator(mode="after")
     def _pools_work_together(self) -> Self:
@@ -113,14 +103,15 @@ class ClusterConfig(BaseModel):
             raise ValueError("pools: decode alone has nobody to prefill for it; add prefill, or name the pool both")
         if "prefill" in roles and "decode" not in roles:
             raise ValueError("pools: prefill has nobody to hand over to; add decode, or leave prefill out")
-        sizes = {role: pool.engine.block_size for role, pool in self.pools.items()}
-        if len(set(sizes.values())) > 1:
-            raise ValueError(f"pools: block_size must be equal to hand blocks over; it is {sizes}")
+        for name, values in {
+            "model": {role: pool.worker.model for role, pool in self.pools.items()},
+            "served_name": {role: pool.worker.served_name for role, pool in self.pools.items()},
+            "dtype": {role: pool.worker.dtype for role, pool in self.pools.items()},
+            "engine.block_size": {role: pool.worker.engine.block_size for role, pool in self.pools.items()},
+        }.items():
+            if len(set(values.values())) > 1:
+                raise ValueError(f"pools: worker.{name} must be equal to hand blocks over; it is {values}")
         return self
-
-    @property
-    def model_name(self) -> str:
-        return self.served_name or default_served_name(self.model)
 
     def worker_specs(self) -> tuple[WorkerSpec, ...]:
         return tuple(
@@ -130,25 +121,21 @@ class ClusterConfig(BaseModel):
                 host=LOOPBACK if self.ray.address == LOCAL else None,
                 num_cpus=pool.num_cpus,
                 num_gpus=pool.num_gpus,
-                model=self.model,
-                model_name=self.model_name,
-                engine=pool.engine,
-                transfer=self.transfer,
+                config=pool.worker,
             )
             for role, pool in self.pools.items()
             for index in range(pool.replicas)
         )
 
 
-def _with_engine(pool: object, engine: Tree) -> object:
-    """Return `pool` with `engine` under its own engine settings; what is not a mapping is left for the checks."""
-    if pool is None:
-        return {"engine": engine}
-    if not isinstance(pool, dict):
-        return pool
-    tree = cast("Tree", pool)
-    own = tree.get("engine", {})
-    return {**tree, "engine": {**engine, **cast("Tree", own)}} if isinstance(own, dict) else tree
+def _overlaid(below: object, above: object) -> object:
+    """Merge two trees of settings; where they differ `above` wins."""
+    if not isinstance(below, dict) or not isinstance(above, dict):
+        return above
+    merged = cast("Tree", below)
+    for key, value in cast("Tree", above).items():
+        merged = {**merged, key: _overlaid(merged[key], value) if key in merged else value}
+    return merged
 
 
 def load_config(path: Path, environ: Mapping[str, str] = os.environ) -> ClusterConfig:
@@ -169,22 +156,21 @@ def load_config(path: Path, environ: Mapping[str, str] = os.environ) -> ClusterC
 def parse_config(tree: Tree, environ: Mapping[str, str], *, source: str) -> ClusterConfig:
     overrides = sorted(name for name in environ if name.startswith(ENV_PREFIX))
     for name in overrides:
-        tree = _override(tree, name.removeprefix(ENV_PREFIX).lower().split("__"), yaml.safe_load(environ[name]))
+        value: object = yaml.safe_load(environ[name])
+        for key in reversed(name.removeprefix(ENV_PREFIX).lower().split("__")):
+            value = {key: value}
+        tree = cast("Tree", _overlaid(tree, value))
     try:
         return ClusterConfig.model_validate(tree)
     except ValidationError as error:
         where = f"{source} with {', '.join(overrides)}" if overrides else source
-        raise ConfigError(where, [_problem(cast("Tree", item)) for item in error.errors()]) from error
+        raise ConfigError(where, _problems([cast("Tree", item) for item in error.errors()])) from error
 
 
-def _override(tree: Tree, path: list[str], value: object) -> Tree:
-    """Return `tree` with the value at `path` replaced; the given tree stays as it is."""
-    key, *rest = path
-    below = tree.get(key)
-    return {
-        **tree,
-        key: _override(cast("Tree", below) if isinstance(below, dict) else {}, rest, value) if rest else value,
-    }
+def _problems(items: list[Tree]) -> list[str]:
+    """Tell each finding once: what is wrong in the shared `worker` is wrong again in every pool that inherits it."""
+    shared = {item["loc"] for item in items if item["loc"][:1] == ("worker",)}
+    return [_problem(item) for item in items if item["loc"][:1] != ("pools",) or item["loc"][2:] not in shared]
 
 
 def _problem(item: Tree) -> str:

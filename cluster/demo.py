@@ -33,7 +33,7 @@ async def demo(prompt: str | None, *, max_tokens: int, as_json: bool) -> None:
     ):
         conversation = Conversation(
             ChatClient(http),
-            config.model_name,
+            config.worker.served_name,
             max_tokens=max_tokens,
             temperature=0.0,
             output=sys.stderr if as_json else sys.stdout,

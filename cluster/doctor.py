@@ -18,8 +18,7 @@ from typing import Literal, NamedTuple
 from rich.markup import escape
 from rich.table import Table
 
-from baton.cluster.errors import ModelNotFoundError
-from baton.cluster.model_reference import resolve_model
+from baton.actors.engine.model_reference import ModelNotFoundError, resolve_model
 
 Verdict = Literal["ok", "slow", "missing"]
 

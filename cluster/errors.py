@@ -25,18 +25,6 @@ class ConfigError(ClusterError):
         self.problems = tuple(problems)
 
 
-class ModelNotFoundError(ClusterError):
-    def __init__(self, reference: str, problem: str) -> None:
-        super().__init__(f"model {reference!r}: {problem}")
-        self.reference = reference
-
-
-class MissingPackageError(ClusterError):
-    def __init__(self, package: str, wanted_by: str, fix: str) -> None:
-        super().__init__(f"{package} is not installed, and {wanted_by} needs it; {fix}")
-        self.package = package
-
-
 class ResourcesShortError(ClusterError):
     def __init__(self, wanted: str, present: str, fix: str) -> None:
         super().__init__(f"not enough resources: wanted {wanted}; present {present}; {fix}")

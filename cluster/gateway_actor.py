@@ -27,10 +27,10 @@ GatewayBuilder = Callable[[ClusterConfig], ServingGateway]
 
 
 def build_gateway(config: ClusterConfig) -> ServingGateway:
-    from baton.cluster.model_reference import resolve_model
+    from baton.actors.engine.model_reference import resolve_model
     from baton.router.gateway import Gateway
 
-    return Gateway(config.router, resolve_model(config.model), config.model_name)
+    return Gateway(config.router, resolve_model(config.worker.model), config.worker.served_name)
 
 
 class GatewayActor:
@@ -57,8 +57,8 @@ class GatewayActor:
         return self._startup.probe()
 
     async def set_workers(self, workers: list[WorkerInfo]) -> None:
-        if self._gateway:
-            await self._gateway.set_workers(workers)
+        assert self._gateway is not None, "only a ready gateway is told of workers"
+        await self._gateway.set_workers(workers)
 
     async def stop(self) -> None:
         await self._startup.cancel()

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from baton.actors.engine.updates import BlockCounts
 from baton.actors.messages import WorkerInfo
 from baton.cluster.config import WorkerSpec
 
@@ -41,7 +42,7 @@ class Process(Protocol[T_co]):
 class WorkerProcess(Process[WorkerInfo], Protocol):
     async def peer_dead(self, incarnation: str) -> None: ...
 
-    async def stats(self) -> dict[str, object]: ...
+    async def counts(self) -> BlockCounts: ...
 
 
 class GatewayProcess(Process[str], Protocol):

@@ -20,6 +20,7 @@ from ray.exceptions import ActorDiedError, RayActorError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
+from baton.actors.engine.updates import BlockCounts
 from baton.actors.messages import WorkerInfo
 from baton.cluster.config import LOCAL, ClusterConfig, WorkerSpec
 from baton.cluster.errors import ProcessLostError, ResourcesShortError, StartError
@@ -56,8 +57,8 @@ class RayWorker(RayProcess[WorkerInfo]):
     async def peer_dead(self, incarnation: str) -> None:
         await self._ask(self._actor.peer_dead.remote(incarnation))
 
-    async def stats(self) -> dict[str, object]:
-        return await self._ask(self._actor.stats.remote())
+    async def counts(self) -> BlockCounts:
+        return await self._ask(self._actor.counts.remote())
 
 
 class RayGateway(RayProcess[str]):

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 
 from rich.console import Console
 
+from baton.actors.engine.model_reference import resolve_model
 from baton.cluster.config import LOCAL, ClusterConfig
-from baton.cluster.model_reference import resolve_model
 from baton.cluster.ray_launcher import RayLauncher
 from baton.cluster.supervisor import Status, Supervisor, supervised
 
@@ -21,7 +21,7 @@ messages = Console(stderr=True, highlight=False)
 async def serving(config: ClusterConfig, *, log_to_driver: bool) -> AsyncGenerator[str]:
     """Bring `config` up with progress on stderr, yield the gateway's address, take everything down."""
     if config.ray.address == LOCAL:
-        resolve_model(config.model)  # says what is missing before Ray takes its seconds to start
+        resolve_model(config.worker.model)  # says what is missing before Ray takes its seconds to start
     with messages.status("starting Ray") as progress:
 
         def show(statuses: tuple[Status, ...]) -> None:
@@ -37,7 +37,9 @@ async def serve(config: ClusterConfig) -> None:
     """Serve until SIGINT or SIGTERM; a second signal cuts the draining short."""
     async with serving(config, log_to_driver=True) as address:
         pools = ", ".join(f"{pool.replicas} {role}" for role, pool in config.pools.items())
-        messages.print(f"[bold green]serving[/bold green] {config.model_name} at {address}/v1 ({pools}); Ctrl-C stops")
+        messages.print(
+            f"[bold green]serving[/bold green] {config.worker.served_name} at {address}/v1 ({pools}); Ctrl-C stops"
+        )
         await _until_signalled()
         messages.print("stopping: running requests may end first; Ctrl-C again to cut them off")
 

@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import NamedTuple, Protocol
 
+from baton.actors.engine.updates import BlockCounts
 from baton.actors.messages import WorkerInfo
 from baton.cluster.config import ClusterConfig
 from baton.cluster.errors import ProcessLostError, StartError
@@ -171,10 +172,10 @@ class Supervisor:
         """List the workers that can be relied on now."""
         return [worker.current for worker in self._workers if worker.current is not None]
 
-    async def stats(self) -> dict[str, dict[str, object]]:
-        """Ask every serving worker for its counts, by worker id."""
+    async def counts(self) -> dict[str, BlockCounts]:
+        """Ask every serving worker for its block counts, by worker id; each checks their integrity first."""
         serving = [worker for worker in self._workers if worker.current is not None]
-        answers = await asyncio.gather(*(worker.process.stats() for worker in serving))
+        answers = await asyncio.gather(*(worker.process.counts() for worker in serving))
         return {worker.name: answer for worker, answer in zip(serving, answers, strict=True)}
 
     async def stop(self) -> None:

@@ -5,21 +5,31 @@ Importing this module is cheap: torch comes in with `build_worker`, inside the a
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import os
 from collections.abc import Callable
 from typing import Protocol
 
+from baton.actors.engine.updates import BlockCounts
 from baton.actors.messages import WorkerInfo
 from baton.cluster.config import WorkerSpec
 from baton.cluster.processes import Life
 from baton.cluster.startup import Startup
 
+logger = logging.getLogger(__name__)
+
+LAST_WORDS_S = 0.5  # for a failed worker to tell its clients so, before its process ends
+
 
 class ServingWorker(Protocol):
     """What the shell asks of the worker inside it. Called from the actor's asyncio loop."""
 
+    failed: asyncio.Future[None]  # there after `start`; ends with an exception when the worker cannot go on
+
     async def start(self) -> WorkerInfo: ...
 
-    def stats(self) -> dict[str, object]: ...
+    async def counts(self) -> BlockCounts: ...
 
     async def peer_dead(self, incarnation: str) -> None: ...
 
@@ -30,19 +40,15 @@ WorkerBuilder = Callable[[WorkerSpec], ServingWorker]
 
 
 def build_worker(spec: WorkerSpec) -> ServingWorker:
+    from baton.actors.worker import Worker
+
+    return Worker(worker_id=spec.worker_id, role=spec.role, config=spec.config, host=spec.host or _host_of_this_node())
+
+
+def _host_of_this_node() -> str:
     import ray.util
 
-    from baton.actors.worker import Worker, WorkerConfig
-    from baton.cluster.model_reference import resolve_model
-
-    config = WorkerConfig(
-        model_path=str(resolve_model(spec.model)),
-        model_name=spec.model_name,
-        host=spec.host or ray.util.get_node_ip_address(),
-        engine=spec.engine,
-        transfer=spec.transfer,
-    )
-    return Worker(worker_id=spec.worker_id, role=spec.role, config=config)
+    return ray.util.get_node_ip_address()  # pyright: ignore
 
 
 class WorkerActor:
@@ -57,18 +63,26 @@ class WorkerActor:
     async def _start(self) -> WorkerInfo:
         worker = self._build(self._spec)
         info = await worker.start()
+        worker.failed.add_done_callback(self._end_process)
         self._worker = worker
         return info
+
+    def _end_process(self, failed: asyncio.Future[None]) -> None:
+        """Give a worker that cannot go on a new process, as Ray does with any that ends."""
+        if not failed.cancelled() and (error := failed.exception()) is not None:
+            logger.error("%s failed, and its process ends", self._spec.worker_id, exc_info=error)
+            asyncio.get_running_loop().call_later(LAST_WORDS_S, os._exit, 1)
 
     async def probe(self) -> Life[WorkerInfo]:
         return self._startup.probe()
 
-    async def stats(self) -> dict[str, object]:
-        return self._worker.stats() if self._worker else {}
+    async def counts(self) -> BlockCounts:
+        assert self._worker is not None, "counts are asked of ready workers only"
+        return await self._worker.counts()
 
     async def peer_dead(self, incarnation: str) -> None:
-        if self._worker:
-            await self._worker.peer_dead(incarnation)
+        assert self._worker is not None, "ready workers only have peers"
+        await self._worker.peer_dead(incarnation)
 
     async def stop(self) -> None:
         await self._startup.cancel()

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from baton.actors.engine.updates import BlockCounts
 from baton.actors.messages import PeerAddress, Role, WorkerInfo
 from baton.cluster.config import WorkerSpec
 from baton.cluster.errors import ProcessLostError
@@ -77,9 +78,9 @@ class FakeWorker:
         await self._answer()
         self.heard.append(incarnation)
 
-    async def stats(self) -> dict[str, object]:
+    async def counts(self) -> BlockCounts:
         await self._answer()
-        return {"blocks_held": 0}
+        return BlockCounts(total=8, free=8, cached=0, held=0)
 
     async def stop(self) -> None:
         await self._answer()

@@ -13,7 +13,9 @@ from baton.cluster.config import ClusterConfig
 from baton.cluster.ray_launcher import RayLauncher
 from baton.cluster.supervisor import Supervisor, supervised
 
-CONFIG = ClusterConfig.model_validate({"model": "tiny", "pools": {"both": {"num_cpus": 0.5}}})
+CONFIG = ClusterConfig.model_validate(
+    {"worker": {"model": "tiny", "served_name": "m"}, "pools": {"both": {"num_cpus": 0.5}}}
+)
 
 
 async def main() -> None:

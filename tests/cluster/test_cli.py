@@ -19,7 +19,7 @@ def test_every_command_explains_itself(command: str) -> None:
 
 def test_a_wrong_configuration_ends_with_1_and_the_keys_name_and_no_traceback(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
-    path.write_text("model: m\npools: {both: {replica: 2}}\n")
+    path.write_text("worker: {model: m, served_name: m}\npools: {both: {replica: 2}}\n")
     result = runner.invoke(app, ["serve", str(path)])
     assert result.exit_code == 1
     assert "pools.both.replica: unknown key; did you mean 'replicas'?" in result.stderr
@@ -28,7 +28,7 @@ def test_a_wrong_configuration_ends_with_1_and_the_keys_name_and_no_traceback(tm
 
 def test_a_missing_model_is_said_before_anything_is_started(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
-    path.write_text("model: /nowhere/m.gguf\npools: {both: {}}\n")
+    path.write_text("worker: {model: /nowhere/m.gguf, served_name: m}\npools: {both: {}}\n")
     result = runner.invoke(app, ["serve", str(path)])
     assert result.exit_code == 1
     assert "'/nowhere/m.gguf': no such file" in result.stderr

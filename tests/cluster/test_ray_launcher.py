@@ -31,9 +31,9 @@ RAYS_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")  # idle without a 
 ray.cloudpickle.register_pickle_by_value(tiny_processes)  # actors do not find this folder
 
 
-def config(**changes: Any) -> ClusterConfig:
+def config(model: str = "tiny", **changes: Any) -> ClusterConfig:
     tree = {
-        "model": "tiny",
+        "worker": {"model": model, "served_name": "m"},
         "pools": {"prefill": {"num_cpus": 1}, "decode": {"num_cpus": 2}},
         "health": {"poll_s": 0.1, "silence_s": 5},
         "ray": {"placement_timeout_s": 0.3},
@@ -68,8 +68,8 @@ async def test_each_worker_gets_a_process_and_its_place_and_the_end_leaves_neith
     await until_free(8)
 
 
-async def test_a_killed_worker_returns_as_another_life_and_its_peer_hears_of_the_death() -> None:
-    running = supervisor(config())
+async def test_a_killed_worker_returns_as_another_life_and_its_peer_hears_of_the_death(tmp_path: Path) -> None:
+    running = supervisor(config(model=str(tmp_path)))
     async with supervised(running):
         prefill, decode = running.workers()
         os.kill(prefill.pid, signal.SIGKILL)
@@ -80,7 +80,16 @@ async def test_a_killed_worker_returns_as_another_life_and_its_peer_hears_of_the
         assert lives[0].peer.incarnation != prefill.peer.incarnation
         assert lives[1] == decode
         async with asyncio.timeout(5):
-            while (await running.stats())["decode-0"]["heard"] != [prefill.peer.incarnation]:
+            while not (tmp_path / f"decode-0-heard-{prefill.peer.incarnation}").exists():
+                await asyncio.sleep(0.05)
+
+
+async def test_a_worker_that_cannot_go_on_gets_a_new_process() -> None:
+    running = supervisor(config(model="fragile", pools={"both": {}}))
+    async with supervised(running):
+        (first,) = running.workers()
+        async with asyncio.timeout(20):
+            while not (lives := running.workers()) or lives[0].pid == first.pid:
                 await asyncio.sleep(0.05)
 
 

@@ -11,7 +11,7 @@ from baton.cluster.supervisor import Status, Supervisor, supervised
 
 CONFIG = ClusterConfig.model_validate(
     {
-        "model": "m.gguf",
+        "worker": {"model": "m.gguf", "served_name": "m"},
         "pools": {"prefill": {"replicas": 1}, "decode": {"replicas": 2}},
         "health": {"poll_s": 0.01, "silence_s": 5, "stop_timeout_s": 0.05},
         "router": {"drain_s": 0},
@@ -235,8 +235,9 @@ async def test_the_end_of_the_block_stops_everything_even_if_one_worker_hangs(cl
     assert cluster.launcher.is_closed
 
 
-async def test_stats_come_from_every_worker_that_serves(cluster: Cluster) -> None:
+async def test_counts_come_from_every_worker_that_serves(cluster: Cluster) -> None:
     await cluster.supervisor.start()
     cluster.worker("decode-1").die(certain=True)
     await cluster.supervisor.tick()
-    assert await cluster.supervisor.stats() == {"prefill-0": {"blocks_held": 0}, "decode-0": {"blocks_held": 0}}
+    counts = await cluster.supervisor.counts()
+    assert {name: count.held for name, count in counts.items()} == {"prefill-0": 0, "decode-0": 0}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from pathlib import Path
 from uuid import uuid4
 
+from baton.actors.engine.updates import BlockCounts
 from baton.actors.messages import PeerAddress, WorkerInfo
 from baton.cluster.config import ClusterConfig, WorkerSpec
 
@@ -12,16 +15,19 @@ from baton.cluster.config import ClusterConfig, WorkerSpec
 class TinyWorker:
     def __init__(self, spec: WorkerSpec) -> None:
         self._spec = spec
-        self._heard: list[str] = []
 
     async def start(self) -> WorkerInfo:
-        if self._spec.model == "broken":
+        if self._spec.config.model == "broken":
             raise ValueError("these weights are broken")
+        loop = asyncio.get_running_loop()
+        self.failed = loop.create_future()
+        if self._spec.config.model == "fragile":
+            loop.call_later(0.1, self.failed.set_exception, RuntimeError("the engine is gone"))
         return WorkerInfo(
             peer=PeerAddress(self._spec.worker_id, "127.0.0.1:1", uuid4().hex),
             role=self._spec.role,
-            model=self._spec.model_name,
-            block_size=self._spec.engine.block_size,
+            model=self._spec.config.served_name,
+            block_size=self._spec.config.engine.block_size,
             num_blocks=1,
             max_context=16,
             mover="local",
@@ -29,11 +35,12 @@ class TinyWorker:
             pid=os.getpid(),
         )
 
-    def stats(self) -> dict[str, object]:
-        return {"heard": self._heard}
+    async def counts(self) -> BlockCounts:
+        return BlockCounts(total=1, free=1, cached=0, held=0)
 
     async def peer_dead(self, incarnation: str) -> None:
-        self._heard.append(incarnation)
+        """Tell the test: the model's path is a folder of its."""
+        (Path(self._spec.config.model) / f"{self._spec.worker_id}-heard-{incarnation}").touch()
 
     async def stop(self) -> None:
         pass

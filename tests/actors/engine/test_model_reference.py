@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.cluster.errors import ModelNotFoundError
-from baton.cluster.model_reference import resolve_model
+
+from baton.actors.engine.model_reference import ModelNotFoundError, resolve_model
 
 
 @pytest.fixture

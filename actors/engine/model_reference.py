@@ -1,13 +1,20 @@
-"""Finds a model's weights: a file, a folder, or the one GGUF file that a Python package carries. Downloads nothing."""
+"""Finds a model's weights: a file, a folder, or the one GGUF file that a Python package carries.
+
+Downloads nothing and needs no torch: the gateway asks too.
+"""
 
 from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
 
-from baton.cluster.errors import ModelNotFoundError
-
 PACKAGE_PREFIX = "package:"
+
+
+class ModelNotFoundError(Exception):
+    def __init__(self, reference: str, problem: str) -> None:
+        super().__init__(f"model {reference!r}: {problem}")
+        self.reference = reference
 
 
 def resolve_model(reference: str) -> Path:
@@ -34,8 +41,3 @@ def _packaged_weights(reference: str) -> Path:
         found = ", ".join(path.name for path in files) or "none"
         raise ModelNotFoundError(reference, f"package {package} must hold exactly one .gguf file; found {found}")
     return files[0]
-
-
-def default_served_name(reference: str) -> str:
-    """Derive the name that clients use from the reference alone, so that every machine derives the same."""
-    return Path(reference.removeprefix(PACKAGE_PREFIX)).name.removesuffix(".gguf")
