@@ -1,0 +1,66 @@
+"""The process of one gateway: an actor's thin shell around `baton.router.gateway.Gateway`."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import Protocol
+
+from baton.actors.messages import WorkerInfo
+from baton.cluster.config import ClusterConfig
+from baton.cluster.errors import StartError
+from baton.cluster.processes import Life
+from baton.cluster.startup import Startup
+
+
+class ServingGateway(Protocol):
+    """What the shell asks of the gateway inside it. Called from the actor's asyncio loop."""
+
+    async def start(self) -> str: ...
+
+    async def set_workers(self, workers: list[WorkerInfo]) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+GatewayBuilder = Callable[[ClusterConfig], ServingGateway]
+
+
+def build_gateway(config: ClusterConfig) -> ServingGateway:
+    from baton.actors.engine.model_reference import resolve_model
+    from baton.router.gateway import Gateway
+
+    return Gateway(config.router, resolve_model(config.worker.model), config.worker.served_name)
+
+
+class GatewayActor:
+    def __init__(self, config: ClusterConfig, build: GatewayBuilder) -> None:
+        self._config = config
+        self._build = build
+        self._gateway: ServingGateway | None = None
+        self._startup = Startup(self._start)
+
+    async def _start(self) -> str:
+        gateway = self._build(self._config)
+        try:
+            address = await gateway.start()
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            router = self._config.router
+            fix = f"port {router.port} of {router.host} is in use; set router.port to a free one, or to 0 for any"
+            raise StartError("gateway", fix) from error
+        self._gateway = gateway
+        return address
+
+    async def probe(self) -> Life[str]:
+        return self._startup.probe()
+
+    async def set_workers(self, workers: list[WorkerInfo]) -> None:
+        assert self._gateway is not None, "only a ready gateway is told of workers"
+        await self._gateway.set_workers(workers)
+
+    async def stop(self) -> None:
+        await self._startup.cancel()
+        if self._gateway:
+            await self._gateway.stop()

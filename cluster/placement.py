@@ -1,0 +1,62 @@
+"""Whether the wanted workers fit into a Ray cluster: plain arithmetic, asked before anything is started.
+
+Only certain misfits are refused here (each condition is necessary, none sufficient); resources that others hold, and
+fragments that no arithmetic on totals shows, meet the deadline that `RayLauncher.place` sets.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from baton.cluster.errors import ResourcesShortError
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """What one worker needs on one node."""
+
+    num_cpus: float
+    num_gpus: float
+
+    def __str__(self) -> str:
+        gpus = f" + {self.num_gpus:g} GPU" if self.num_gpus else ""
+        return f"{self.num_cpus:g} CPU{gpus}"
+
+    def resources(self) -> dict[str, float]:
+        return {"CPU": self.num_cpus} | ({"GPU": self.num_gpus} if self.num_gpus else {})
+
+    def num_fitting(self, node: Mapping[str, float]) -> int:
+        """Return how many of these one node can hold, were it empty."""
+        # Ray counts in ten-thousandths; so do we, or 0.3 would fit into 0.9 only twice.
+        return min(
+            round(node.get(name, 0.0) * 10_000) // round(amount * 10_000) for name, amount in self.resources().items()
+        )
+
+
+def check_fits(wanted: Sequence[Bundle], nodes: Sequence[Mapping[str, float]]) -> None:
+    """Raise ResourcesShortError if `wanted` can never be placed on `nodes` (each node's total resources)."""
+    for bundle, count in Counter(wanted).items():
+        room = sum(bundle.num_fitting(node) for node in nodes)
+        if room < count:
+            raise _short(wanted, nodes, f"{count} x ({bundle}) needed, room for {room}")
+    for name in ("CPU", "GPU"):
+        needed = sum(bundle.resources().get(name, 0.0) for bundle in wanted)
+        present = sum(node.get(name, 0.0) for node in nodes)
+        if needed > present + 1e-6:
+            raise _short(wanted, nodes, f"{needed:g} {name} needed in all, {present:g} there")
+
+
+def _short(wanted: Sequence[Bundle], nodes: Sequence[Mapping[str, float]], why: str) -> ResourcesShortError:
+    fix = f"{why}: lower replicas, num_cpus or num_gpus of a pool, or add nodes"
+    return ResourcesShortError(describe_bundles(wanted), describe_nodes(nodes), fix)
+
+
+def describe_bundles(bundles: Sequence[Bundle]) -> str:
+    return ", ".join(f"{count} x ({bundle})" for bundle, count in Counter(bundles).items())
+
+
+def describe_nodes(nodes: Sequence[Mapping[str, float]]) -> str:
+    kinds = Counter(str(Bundle(node.get("CPU", 0.0), node.get("GPU", 0.0))) for node in nodes)
+    return ", ".join(f"{count} node{'s'[: count > 1]} of {kind}" for kind, count in kinds.items()) or "no nodes"

@@ -1,0 +1,90 @@
+"""The process of one worker: an actor's thin shell around `baton.actors.worker.Worker`, which does everything.
+
+Importing this module is cheap: torch comes in with `build_worker`, inside the actor's process only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from typing import Protocol
+
+from baton.actors.engine.updates import BlockCounts
+from baton.actors.messages import WorkerInfo
+from baton.cluster.config import WorkerSpec
+from baton.cluster.processes import Life
+from baton.cluster.startup import Startup
+
+logger = logging.getLogger(__name__)
+
+LAST_WORDS_S = 0.5  # for a failed worker to tell its clients so, before its process ends
+
+
+class ServingWorker(Protocol):
+    """What the shell asks of the worker inside it. Called from the actor's asyncio loop."""
+
+    failed: asyncio.Future[None]  # there after `start`; ends with an exception when the worker cannot go on
+
+    async def start(self) -> WorkerInfo: ...
+
+    async def counts(self) -> BlockCounts: ...
+
+    async def peer_dead(self, incarnation: str) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+WorkerBuilder = Callable[[WorkerSpec], ServingWorker]
+
+
+def build_worker(spec: WorkerSpec) -> ServingWorker:
+    from baton.actors.worker import Worker
+
+    return Worker(worker_id=spec.worker_id, role=spec.role, config=spec.config, host=spec.host or _host_of_this_node())
+
+
+def _host_of_this_node() -> str:
+    import ray.util
+
+    return ray.util.get_node_ip_address()  # pyright: ignore
+
+
+class WorkerActor:
+    """A restart runs the constructor again in a new process, hence a worker with a new incarnation."""
+
+    def __init__(self, spec: WorkerSpec, build: WorkerBuilder) -> None:
+        self._spec = spec
+        self._build = build
+        self._worker: ServingWorker | None = None
+        self._startup = Startup(self._start)
+
+    async def _start(self) -> WorkerInfo:
+        worker = self._build(self._spec)
+        info = await worker.start()
+        worker.failed.add_done_callback(self._end_process)
+        self._worker = worker
+        return info
+
+    def _end_process(self, failed: asyncio.Future[None]) -> None:
+        """Give a worker that cannot go on a new process, as Ray does with any that ends."""
+        if not failed.cancelled() and (error := failed.exception()) is not None:
+            logger.error("%s failed, and its process ends", self._spec.worker_id, exc_info=error)
+            asyncio.get_running_loop().call_later(LAST_WORDS_S, os._exit, 1)
+
+    async def probe(self) -> Life[WorkerInfo]:
+        return self._startup.probe()
+
+    async def counts(self) -> BlockCounts:
+        assert self._worker is not None, "counts are asked of ready workers only"
+        return await self._worker.counts()
+
+    async def peer_dead(self, incarnation: str) -> None:
+        assert self._worker is not None, "ready workers only have peers"
+        await self._worker.peer_dead(incarnation)
+
+    async def stop(self) -> None:
+        await self._startup.cancel()
+        if self._worker:
+            await self._worker.stop()

@@ -1,0 +1,62 @@
+"""A worker and a gateway without a model, for tests of what Ray does with their processes. Built inside the actors."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from uuid import uuid4
+
+from baton.actors.engine.updates import BlockCounts
+from baton.actors.messages import PeerAddress, WorkerInfo
+from baton.cluster.config import ClusterConfig, WorkerSpec
+
+
+class TinyWorker:
+    def __init__(self, spec: WorkerSpec) -> None:
+        self._spec = spec
+
+    async def start(self) -> WorkerInfo:
+        if self._spec.config.model == "broken":
+            raise ValueError("these weights are broken")
+        loop = asyncio.get_running_loop()
+        self.failed = loop.create_future()
+        if self._spec.config.model == "fragile":
+            loop.call_later(0.1, self.failed.set_exception, RuntimeError("the engine is gone"))
+        return WorkerInfo(
+            peer=PeerAddress(self._spec.worker_id, "127.0.0.1:1", uuid4().hex),
+            role=self._spec.role,
+            model=self._spec.config.served_name,
+            block_size=self._spec.config.engine.block_size,
+            num_blocks=1,
+            max_context=16,
+            mover="local",
+            metrics_address="127.0.0.1:2",
+            pid=os.getpid(),
+        )
+
+    async def counts(self) -> BlockCounts:
+        return BlockCounts(total=1, free=1, cached=0, held=0)
+
+    async def peer_dead(self, incarnation: str) -> None:
+        """Tell the test: the model's path is a folder of its."""
+        (Path(self._spec.config.model) / f"{self._spec.worker_id}-heard-{incarnation}").touch()
+
+    async def stop(self) -> None:
+        pass
+
+
+class TinyGateway:
+    def __init__(self, config: ClusterConfig) -> None:
+        self._port = config.router.port
+
+    async def start(self) -> str:
+        if self._port == 80:
+            raise OSError(98, "Address already in use")
+        return f"pid:{os.getpid()}"
+
+    async def set_workers(self, workers: list[WorkerInfo]) -> None:
+        pass
+
+    async def stop(self) -> None:
+        pass
