@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import grpc.aio
 
 from baton.actors import rpc
+from baton.actors.build import BuiltEngine, build_engine
 from baton.actors.config import WorkerConfig
 from baton.actors.decode_role import DecodeRole
-from baton.actors.build import BuiltEngine, build_engine
 from baton.actors.engine.engine import Engine
 from baton.actors.engine.errors import EngineError
 from baton.actors.engine.updates import BlockCounts, Update

@@ -1,7 +1,8 @@
-"""A real engine on a fake device whose KV lies in a real tensor: a hand-over that moves the wrong bytes changes the text."""
+"""A real engine on a fake device whose KV lies in a real tensor: moving the wrong bytes changes the text."""
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import torch
 
@@ -33,14 +34,8 @@ def build_fake_engine(config: WorkerConfig) -> BuiltEngine:
     cells: np.ndarray = kv.numpy().view(np.uint64)
     runner.kv = [memoryview(row) for row in cells]  # type: ignore[misc]  # ints in and out, bytes shared with kv
     max_context = config.engine.max_context or 1000
-    engine = Engine(
-        config.engine, runner, num_blocks=num_blocks, max_context=max_context, eos_token_ids=frozenset({0})
-    )
+    engine = Engine(config.engine, runner, num_blocks=num_blocks, max_context=max_context, eos_token_ids=frozenset({0}))
     return BuiltEngine(
-        engine=engine, kv=kv, layout=LAYOUT.__class__(**{**_fields(LAYOUT), "block_size": block_size}),
+        engine=engine, kv=kv, layout=msgspec.structs.replace(LAYOUT, block_size=block_size),
         num_blocks=num_blocks, max_context=max_context,
     )  # fmt: skip
-
-
-def _fields(layout: KVLayout) -> dict[str, object]:
-    return {name: getattr(layout, name) for name in layout.__struct_fields__}
