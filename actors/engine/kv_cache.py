@@ -14,7 +14,7 @@ class KVMemoryError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class KVLayout:
+class KVSpec:
     num_layers: int
     block_size: int  # tokens per block
     num_kv_heads: int
@@ -22,7 +22,7 @@ class KVLayout:
     dtype: torch.dtype
 
     @classmethod
-    def of_model(cls, config: ModelConfig, block_size: int, dtype: torch.dtype) -> KVLayout:
+    def of_model(cls, config: ModelConfig, block_size: int, dtype: torch.dtype) -> KVSpec:
         return cls(config.num_layers, block_size, config.num_kv_heads, config.head_dim, dtype)
 
     @property
