@@ -31,7 +31,7 @@ class EngineConfig(BaseModel):
         2, ge=1, description="preemptions of one sequence after which it re-enters only with room for its whole output"
     )
     max_overtakes: int = Field(
-        64, ge=0, description="how many later requests of equal priority may start before the one that waits longest"
+        16, ge=0, description="how many later requests of equal priority may start before the one that waits longest"
     )
 
     @model_validator(mode="after")

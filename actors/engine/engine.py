@@ -133,8 +133,10 @@ class Engine:
 
         Ask again after a step: the refusal keeps the import's turn, but nobody calls back.
         """
-        self._is_blocked = False
-        return self._imports.reserve(request_id)
+        blocks = self._imports.reserve(request_id)
+        if blocks is not None:
+            self._is_blocked = False  # its claim is gone; a refusal changes nothing, and must not make a caller spin
+        return blocks
 
     def adopt_import(self, request_id: str, tokens: tuple[int, ...]) -> None:
         """All KV of the prompt is in place: decode on after the peer's one token, which the caller has delivered."""
