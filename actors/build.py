@@ -46,8 +46,9 @@ def build_engine(config: WorkerConfig) -> BuiltEngine:
     num_blocks = config.engine.num_blocks or spec.num_blocks(_kv_bytes(config, placement.device))
     kv = spec.allocate(num_blocks, placement.device)
     runner = TorchRunner(model, kv, num_slots=config.engine.max_num_seqs, make_attention=TorchAttention)
+    overlap = placement.device.type == "cuda" if config.engine.overlap is None else config.engine.overlap
     engine = Engine(
-        config.engine,
+        config.engine.model_copy(update={"overlap": overlap}),
         runner,
         num_blocks=num_blocks,
         max_context=max_context,

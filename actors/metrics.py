@@ -58,7 +58,7 @@ class WorkerMetrics:
         self._sequences.labels(worker, "waiting").set(report.num_waiting)
         self._waiting.labels(worker).set(report.waiting_tokens)
         self._tokens.labels(worker).inc(sum(len(update.tokens) for update in report.updates))
-        if report.updates:
+        if report.step_s > 0 and report.updates:
             self._step.labels(worker).observe(report.step_s)
 
     def on_first_token(self, cached_tokens: int) -> None:

@@ -42,6 +42,14 @@ def fake_output(request: Request, num: int, vocab_size: int = 50) -> list[int]:
     return output
 
 
+def fake_kv(tokens: Sequence[int], block_size: int) -> list[list[int]]:
+    """What the blocks of these tokens hold once computed; the last may be partly filled."""
+    states: list[int] = []
+    for token in tokens:
+        states.append(_kv_state(states[-1] if states else 0, token))
+    return [states[start : start + block_size] for start in range(0, len(states), block_size)]
+
+
 @dataclass(slots=True)
 class _Slot:
     request: Request
@@ -83,7 +91,7 @@ class FakeRunner:
 
     def write_block(self, block: int, content: Sequence[int]) -> None:
         """A peer's write: lands at once, unordered with the steps in flight."""
-        self.kv[block] = list(content)
+        self.kv[block][: len(content)] = content
 
     def run_next(self) -> None:
         step = self._queue.popleft()

@@ -43,7 +43,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams
     num_output: int = 0
     cache_salt: str = ""
-    priority: int = 0
+    priority: int = 0  # lower goes first
     deadline_s: float | None = None  # seconds left when sent: clocks are not compared
 
     @property

@@ -8,6 +8,7 @@ from baton.actors.engine.model_config import ModelConfig
 from baton.actors.engine.models.llama import LayerCache, Llama, LlamaLayer
 from baton.actors.engine.weights import Weights
 from baton.kernels.attention import AttentionShape
+from baton.kernels.fused_linear import norm_gated_linear
 from baton.kernels.rms_norm import rms_norm
 
 
@@ -22,11 +23,12 @@ class Gemma3Layer(LlamaLayer):
         self.after_attention = weights.norm(f"{prefix}.post_attention_layernorm", hidden, offset)
         self.after_mlp = weights.norm(f"{prefix}.post_feedforward_layernorm", hidden, offset)
 
-    def attend(self, x: torch.Tensor, cos_sin: torch.Tensor, cache: LayerCache) -> torch.Tensor:
-        return rms_norm(super().attend(x, cos_sin, cache), self.after_attention, self.eps)
+    def attend(self, h: torch.Tensor, cos_sin: torch.Tensor, cache: LayerCache) -> torch.Tensor:
+        return h + rms_norm(self.o(self.mix(h, cos_sin, cache)), self.after_attention, self.eps)
 
-    def feed(self, x: torch.Tensor) -> torch.Tensor:
-        return rms_norm(super().feed(x), self.after_mlp, self.eps)
+    def feed(self, h: torch.Tensor) -> torch.Tensor:
+        gated = norm_gated_linear(h, self.mlp_norm, self.gate_up, self.activation)
+        return h + rms_norm(self.down(gated), self.after_mlp, self.eps)
 
 
 class Gemma3(Llama):

@@ -1,9 +1,9 @@
 """The Llama family: a pre-norm transformer with RoPE, grouped-query attention and a gated MLP.
 
-    x += attend(norm(x))        attend(x) = o(attention(rope(qkv(x))))
-    x += feed(norm(x))          feed(x) = down(act(gate(x)) * up(x))
+    h += o(attention(rope(qkv(norm(h)))))
+    h += down(act(gate(norm(h))) * up(norm(h)))
 
-Siblings override what differs. Each addition is fused with the norm that follows it.
+Siblings override what differs. `fused_linear` runs each projection together with what stands around it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from baton.actors.engine.models.model import StepInputs
 from baton.actors.engine.rope import cos_sin_table
 from baton.actors.engine.weights import Weights
 from baton.kernels.attention import AttentionBackend, AttentionShape
-from baton.kernels.gated_activation import gated_activation
+from baton.kernels.fused_linear import NormWeight, linear_add, norm_gated_linear, norm_linear
 from baton.kernels.linear_cpu import shared_linear
-from baton.kernels.rms_norm import add_rms_norm, rms_norm
 from baton.kernels.rope_store import QKNorm, TokenPlaces, rope_and_store
 
 
@@ -48,20 +47,25 @@ class LlamaLayer:
         attention_width, bias = config.num_heads * config.head_dim, config.attention_bias
         self.shape = shape
         self.activation = config.activation
-        self.input_norm = weights.norm(f"{prefix}.input_layernorm", hidden, config.norm_offset)
+        self.input_norm = _norm(weights, f"{prefix}.input_layernorm", config)
         self.qkv = weights.merged_linear(qkv, hidden, bias=bias or self.has_qkv_bias)
         self.qk_norm = _qk_norm(weights, f"{prefix}.self_attn", config) if self.has_qk_norm else None
         self.o = weights.reduced_linear(f"{prefix}.self_attn.o_proj", hidden, attention_width, bias=bias)
-        self.mlp_norm = weights.norm(f"{prefix}.{self.mlp_norm_name}", hidden, config.norm_offset)
+        self.mlp_norm = _norm(weights, f"{prefix}.{self.mlp_norm_name}", config)
         self.gate_up = weights.merged_linear(gate_up, hidden)
         self.down = weights.reduced_linear(f"{prefix}.mlp.down_proj", hidden, width)
 
-    def attend(self, x: torch.Tensor, cos_sin: torch.Tensor, cache: LayerCache) -> torch.Tensor:
-        query = rope_and_store(self.qkv(x), cos_sin, cache.kv, cache.places, self.shape, self.qk_norm)
-        return self.o(cache.backend.run(query, cache.kv).flatten(1))
+    def attend(self, h: torch.Tensor, cos_sin: torch.Tensor, cache: LayerCache) -> torch.Tensor:
+        return linear_add(self.mix(h, cos_sin, cache), self.o, h)
 
-    def feed(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(gated_activation(self.gate_up(x), self.activation))
+    def feed(self, h: torch.Tensor) -> torch.Tensor:
+        return linear_add(norm_gated_linear(h, self.mlp_norm, self.gate_up, self.activation), self.down, h)
+
+    def mix(self, h: torch.Tensor, cos_sin: torch.Tensor, cache: LayerCache) -> torch.Tensor:
+        """Attention before its output projection: [num_tokens, num_heads * head_dim]."""
+        qkv = norm_linear(h, self.input_norm, self.qkv)
+        query = rope_and_store(qkv, cos_sin, cache.kv, cache.places, self.shape, self.qk_norm)
+        return cache.backend.run(query, cache.kv).flatten(1)
 
 
 class Llama:
@@ -72,32 +76,30 @@ class Llama:
         shapes = [_attention_shape(config, layer, weights, block_size) for layer in config.layers]
         self.shapes = tuple(dict.fromkeys(shapes))
         self.embeddings = weights.tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-        self.layers = [
-            self.layer_type(weights, f"model.layers.{i}", config, shape) for i, shape in enumerate(shapes)
-        ]
-        self.final_norm = weights.norm("model.norm", config.hidden_size, config.norm_offset)
+        self.layers = [self.layer_type(weights, f"model.layers.{i}", config, shape) for i, shape in enumerate(shapes)]
+        self.final_norm = _norm(weights, "model.norm", config)
         if config.tie_embeddings:
             self.lm_head = shared_linear(self.embeddings)
         else:
             self.lm_head = weights.merged_linear({"lm_head": config.vocab_size}, config.hidden_size)
         tables = _rope_tables(config, weights, max_context)
-        # Per layer: its RoPE table, the index of its backend, and the norm after it.
+        # Per layer: its RoPE table and the index of its backend.
         self._cos_sins = [tables[layer.rope] for layer in config.layers]
         self._backends = [self.shapes.index(shape) for shape in shapes]
-        self._next_norms = [*(layer.input_norm for layer in self.layers[1:]), self.final_norm]
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         return F.embedding(tokens, self.embeddings)
 
     def forward(self, inputs: StepInputs, kv: torch.Tensor, attention: Sequence[AttentionBackend]) -> torch.Tensor:
-        eps = self.config.rms_norm_eps
-        residual = self.embed(inputs.tokens)  # [num_tokens, hidden]
-        x = rms_norm(residual, self.layers[0].input_norm, eps)
+        h = self.embed(inputs.tokens)  # [num_tokens, hidden]
         for i, layer in enumerate(self.layers):
             cache = LayerCache(kv[:, i], inputs.places, attention[self._backends[i]])
-            x, residual = add_rms_norm(layer.attend(x, self._cos_sins[i], cache), residual, layer.mlp_norm, eps)
-            x, residual = add_rms_norm(layer.feed(x), residual, self._next_norms[i], eps)
-        return self.lm_head(x.index_select(0, inputs.logit_rows))
+            h = layer.feed(layer.attend(h, self._cos_sins[i], cache))
+        return norm_linear(h.index_select(0, inputs.logit_rows), self.final_norm, self.lm_head)
+
+
+def _norm(weights: Weights, name: str, config: ModelConfig) -> NormWeight:
+    return NormWeight(weights.norm(name, config.hidden_size, config.norm_offset), config.rms_norm_eps)
 
 
 def _qk_norm(weights: Weights, prefix: str, config: ModelConfig) -> QKNorm:
@@ -121,6 +123,4 @@ def _rope_tables(config: ModelConfig, weights: Weights, max_context: int) -> dic
     if weights.has("rope_freqs.weight"):  # how GGUF spells llama3's scaling
         factors = weights.tensor("rope_freqs.weight", config.head_dim // 2).float().cpu()
     ropes = {layer.rope for layer in config.layers}
-    return {
-        rope: cos_sin_table(rope, config.head_dim, max_context, factors).to(weights.device) for rope in ropes
-    }
+    return {rope: cos_sin_table(rope, config.head_dim, max_context, factors).to(weights.device) for rope in ropes}
