@@ -26,7 +26,7 @@ _ARCHITECTURES = {
     "gemma3": "Gemma3ForCausalLM",
 }
 _ROPE_SCALINGS = {"none": "default", "linear": "linear"}
-_CHUNK_ELEMENTS = 1 << 22  # what is dequantised at a time: bounds the temporary arrays
+_CHUNK_ELEMENTS = 1 << 20  # what is dequantised at a time: bounds the temporary arrays
 _GEMMA3_27B_LAYERS = 62
 
 
@@ -42,15 +42,17 @@ class _Reader(gguf.GGUFReader):
 class GGUFWeights:
     def __init__(self, path: Path) -> None:
         try:
-            self._reader = _Reader(path)
+            reader = _Reader(path)
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path} is not a readable GGUF file: {error}") from error
         self._path = path
+        # The vocabulary is the tokenizer's business, and 100 MB of little arrays: it must not outlive this call.
+        self._fields = {key: field.contents() for key, field in reader.fields.items() if not _is_vocabulary(key)}
         self._arch = self._field("general.architecture", required=True)
         if self._arch not in _ARCHITECTURES:
             known = ", ".join(_ARCHITECTURES)
             raise UnsupportedModelError(f"{path.name}: GGUF architecture {self._arch!r}; supported: {known}")
-        tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+        tensors = {tensor.name: tensor for tensor in reader.tensors}
         self._tensors = {hf: tensors[name] for hf, name in self._hf_names(tensors.keys()).items()}
 
     def names(self) -> Set[str]:
@@ -128,10 +130,10 @@ class GGUFWeights:
         return self._field(f"{self._arch}.{key}", required=required)
 
     def _field(self, key: str, *, required: bool = False) -> Any:
-        field = self._reader.get_field(key)
-        if field is None and required:
+        value = self._fields.get(key)
+        if value is None and required:
             raise CheckpointError(f"{self._path.name} lacks the metadata field {key}")
-        return None if field is None else field.contents()
+        return value
 
     def _hf_names(self, names: Set[str]) -> dict[str, str]:
         """Map Hugging Face's name of each tensor to the file's, by the gguf package's own table."""
@@ -158,6 +160,10 @@ _LAYER_MODULES = (
     "pre_feedforward_layernorm",
     "post_feedforward_layernorm",
 )
+
+
+def _is_vocabulary(key: str) -> bool:
+    return key.startswith("tokenizer.") and not key.endswith("_id")
 
 
 def _interleaved_rows(num_rows: int, head_dim: int) -> npt.NDArray[np.int64]:

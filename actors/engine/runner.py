@@ -175,7 +175,7 @@ class SampledStep:
         tokens_out: list[tuple[int, ...]] = []
         logprobs_out: list[tuple[TokenLogprobs, ...] | None] = []
         for row in self.rows:
-            token, token_logprobs_ = next(sampled) if row.sample else (None, None)
+            token, logprob = next(sampled) if row.sample else (None, None)
             tokens_out.append(() if token is None else (token,))
-            logprobs_out.append(token_logprobs_)
+            logprobs_out.append(logprob)
         return StepOutput(tuple(tokens_out), tuple(logprobs_out))
