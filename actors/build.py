@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from baton.actors.config import WorkerConfig
+from baton.actors.engine.batch import Runner
 from baton.actors.engine.checkpoint import build_model, open_checkpoint, resolve_model
 from baton.actors.engine.engine import Engine
 from baton.actors.engine.kv_cache import KVSpec
 from baton.actors.engine.model_config import ModelConfig
+from baton.actors.engine.models.model import Model
 from baton.actors.engine.runner import TorchRunner
 from baton.actors.engine.weights import Placement
+from baton.kernels.attention import AttentionBackend, AttentionShape, GraphSize
 from baton.kernels.attention_torch import TorchAttention
 from baton.transfer.wire import KVLayout
 
+log = logging.getLogger(__name__)
 _SAMPLE_BYTES = 1 << 20  # of each weight file's two ends, for the fingerprint
 
 
@@ -45,7 +53,7 @@ def build_engine(config: WorkerConfig) -> BuiltEngine:
     spec = KVSpec.of_model(checkpoint.config, block_size, placement.dtype)
     num_blocks = config.engine.num_blocks or spec.num_blocks(_kv_bytes(config, placement.device))
     kv = spec.allocate(num_blocks, placement.device)
-    runner = TorchRunner(model, kv, num_slots=config.engine.max_num_seqs, make_attention=TorchAttention)
+    runner = _runner(model, kv, config.engine.max_num_seqs, max_context)
     overlap = placement.device.type == "cuda" if config.engine.overlap is None else config.engine.overlap
     engine = Engine(
         config.engine.model_copy(update={"overlap": overlap}),
@@ -57,6 +65,37 @@ def build_engine(config: WorkerConfig) -> BuiltEngine:
     version = "dummy" if is_dummy else weights_version(path)
     layout = kv_layout(config.served_name, version, checkpoint.config, spec)
     return BuiltEngine(engine, kv, layout, num_blocks, max_context)
+
+
+def _runner(model: Model, kv: torch.Tensor, num_slots: int, max_context: int) -> Runner:
+    if not kv.is_cuda:
+        return TorchRunner(model, kv, num_slots=num_slots, make_attention=TorchAttention)
+    from baton.actors.engine.runner_graph import GraphRunner
+
+    graph = GraphSize(num_slots, min(num_slots * -(-max_context // kv.shape[3]), 4 * kv.shape[0]))
+    make_attention = gpu_attention(model.shapes, kv.dtype, kv.device, graph)
+    runner = GraphRunner(model, kv, num_slots=num_slots, max_blocks=graph.max_blocks, make_attention=make_attention)
+    with Progress(TextColumn("capturing decode graphs"), BarColumn(), MofNCompleteColumn(), transient=True) as progress:
+        task = progress.add_task("", total=None)
+        runner.capture(lambda done, total: progress.update(task, completed=done, total=total))
+    return runner
+
+
+def gpu_attention(
+    shapes: Sequence[AttentionShape], dtype: torch.dtype, device: torch.device, largest: GraphSize
+) -> Callable[[AttentionShape, GraphSize | None], AttentionBackend]:
+    """Choose FlashInfer where it serves every shape, else our Triton kernels."""
+    from baton.kernels.attention_triton import TritonAttention
+
+    half = dtype in (torch.bfloat16, torch.float16)
+    if not half or find_spec("flashinfer") is None or any(shape.head_dim not in (64, 128, 256) for shape in shapes):
+        log.info("attention: Triton (FlashInfer is absent, or does not serve %s with these heads)", dtype)
+        return lambda shape, graph: TritonAttention(shape, device, graph)
+    from baton.kernels.attention_flashinfer import FlashInferAttention, FlashInferWorkspace
+
+    workspace = FlashInferWorkspace.allocate(shapes[0], largest, device)
+    log.info("attention: FlashInfer")
+    return lambda shape, graph: FlashInferAttention(shape, dtype, workspace, graph)
 
 
 def kv_layout(model: str, version: str, config: ModelConfig, spec: KVSpec) -> KVLayout:

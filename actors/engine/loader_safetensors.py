@@ -1,4 +1,4 @@
-"""Weights of a Hugging Face directory: config.json beside *.safetensors. Reads only the part of a tensor that is asked for."""
+"""Weights of a Hugging Face directory: config.json beside *.safetensors. Reads only what is asked for."""
 
 from __future__ import annotations
 

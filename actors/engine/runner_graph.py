@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -29,25 +30,36 @@ def graph_sizes(max_rows: int) -> list[int]:
     return sorted({*(size for size in ladder if size < max_rows), max_rows})
 
 
+class Replayable(Protocol):
+    def replay(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
-class _Captured:
-    graph: torch.cuda.CUDAGraph
+class Captured:
+    """One captured step: write `fields`, plan `attention`, replay `graph`, read the rest."""
+
+    graph: Replayable
     attention: list[AttentionBackend]
     fields: torch.Tensor  # [4, num_rows] int64: token, position, cache slot, sequence slot
     logits: torch.Tensor  # [num_rows, vocab]
     ids: torch.Tensor  # [num_rows] int64
 
 
+class _StepResult(NamedTuple):
+    logits: torch.Tensor
+    ids: torch.Tensor
+
+
 class GraphRunner(TorchRunner):
     def __init__(
-        self, model: Model, kv: torch.Tensor, *, num_slots: int, max_context: int, make_attention: AttentionFactory
+        self, model: Model, kv: torch.Tensor, *, num_slots: int, max_blocks: int, make_attention: AttentionFactory
     ) -> None:
+        """`max_blocks` bounds the block tables of one step together; a prefix that rows share counts for each row."""
         super().__init__(model, kv, num_slots=num_slots, make_attention=lambda shape: make_attention(shape, None))
         self._num_slots = num_slots
-        # What all rows of a step can need; prefixes that rows share count once for each row.
-        self._max_blocks = min(num_slots * -(-max_context // self._block_size), 4 * kv.shape[0])
+        self._max_blocks = max_blocks
         self._make_attention = make_attention
-        self._captured: dict[int, _Captured] = {}
+        self._captured: dict[int, Captured] = {}
         self._sizes: list[int] = []
 
     @torch.inference_mode()
@@ -71,29 +83,28 @@ class GraphRunner(TorchRunner):
         layout = step_layout(rows, self._block_size)
         for backend in captured.attention:
             backend.plan(layout)
-        captured.fields.copy_(self._host_fields(rows, size), non_blocking=True)
+        captured.fields.copy_(self._to_device(self._host_fields(rows, size)), non_blocking=True)
         captured.graph.replay()
         return self._choose(rows, captured)
 
-    def _choose(self, rows: Sequence[Row], captured: _Captured) -> PendingStep:
+    def _choose(self, rows: Sequence[Row], captured: Captured) -> PendingStep:
         """Keep the graph's greedy ids, or sample as the rows ask."""
         if self._slots.is_plain(rows):
             return SampledStep(rows, HostCopy((captured.ids[: len(rows)],)), None)
         return self._sample(rows, captured.logits[: len(rows)])
 
-    def _host_fields(self, rows: Sequence[Row], size: int) -> torch.Tensor:
+    def _host_fields(self, rows: Sequence[Row], size: int) -> list[list[int]]:
         block_size = self._block_size
         padding = size - len(rows)
-        fields = [
+        return [
             [row.tokens[0] if row.tokens else UNKNOWN for row in rows] + [0] * padding,
             [row.start for row in rows] + [0] * padding,
             [row.blocks[row.start // block_size] * block_size + row.start % block_size for row in rows]
             + [-1] * padding,
             [row.slot for row in rows] + [self._num_slots] * padding,
         ]
-        return torch.tensor(fields, dtype=torch.int64).pin_memory()
 
-    def _capture(self, size: int, pool: object) -> _Captured:
+    def _capture(self, size: int, pool: object) -> Captured:
         device = self._kv.device
         graph_size = GraphSize(size, self._max_blocks)
         attention = [self._make_attention(shape, graph_size) for shape in self._model.shapes]
@@ -110,12 +121,12 @@ class GraphRunner(TorchRunner):
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):  # pyright: ignore[reportArgumentType]
-            logits, ids = self._forward_captured(fields, attention)
-        return _Captured(graph, attention, fields, logits, ids)
+            result = self._forward_captured(fields, attention)
+        return Captured(graph, attention, fields, result.logits, result.ids)
 
     def _forward_captured(
         self, fields: torch.Tensor, attention: Sequence[AttentionBackend]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> _StepResult:
         tokens, positions, cache_slots, slots = fields
         last_sampled = self._slots.last_sampled
         tokens = torch.where(tokens == UNKNOWN, last_sampled.index_select(0, slots), tokens)
@@ -124,4 +135,4 @@ class GraphRunner(TorchRunner):
         logits = self._model.forward(inputs, self._kv, attention)
         ids = sample(logits, SamplingTensors()).ids
         last_sampled.index_copy_(0, slots, ids)
-        return logits, ids
+        return _StepResult(logits, ids)

@@ -54,10 +54,15 @@ class SlotStates:
         # Allocated when the first sequence with a penalty comes.
         self._counts: torch.Tensor | None = None  # [num_slots, vocab] int32, of output tokens
         self._prompt_mask: torch.Tensor | None = None  # [num_slots, vocab] bool
-        self.last_sampled = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        # One more than the slots: where the padding rows of a CUDA graph write.
+        self.last_sampled = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
 
     def num_logprobs(self, slot: int) -> int | None:
         return self._slots[slot].num_logprobs
+
+    def is_plain(self, rows: Sequence[Row]) -> bool:
+        """Whether the greedy choice on the raw logits is all that every row asks for."""
+        return all(_is_plain(self._slots[row.slot], row.end) for row in rows)
 
     def admit(self, admissions: Sequence[Admission]) -> None:
         if not admissions:
@@ -74,7 +79,7 @@ class SlotStates:
                 self._load_history(admission)
 
     def tensors(self, rows: Sequence[Row], slots: torch.Tensor) -> SamplingTensors:
-        """Parameters of the rows to sample; a feature that none of them uses stays None. `slots`: theirs, on the device."""
+        """Parameters of the rows to sample; a feature that none uses stays None. `slots`: theirs, on the device."""
         states = [self._slots[row.slot] for row in rows]
         features = 0
         for state in states:
@@ -140,6 +145,10 @@ class SlotStates:
 
     def _tensor(self, values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+
+def _is_plain(slot: _Slot, position: int) -> bool:
+    return not slot.features and not slot.bias and slot.num_logprobs is None and position >= slot.min_position
 
 
 def _host_state(admission: Admission, eos_ids: tuple[int, ...]) -> _Slot:

@@ -7,7 +7,7 @@ dtype and device. Every tensor goes straight to its place, so nothing is held tw
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -74,7 +74,7 @@ class Shard:
 @dataclass(frozen=True, slots=True)
 class Placement:
     dtype: torch.dtype = torch.float32
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     shard: Shard = Shard()
 
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from baton.actors.engine.batch import Admission, Batch, Row, StepOutput
 from baton.actors.engine.checkpoint import build_model, open_checkpoint, resolve_model
-from baton.actors.engine.kv_cache import KVLayout
+from baton.actors.engine.kv_cache import KVSpec
 from baton.actors.engine.models.model import Model, StepInputs
 from baton.actors.engine.request import Request, SamplingParams
 from baton.actors.engine.runner import TorchRunner, step_layout
@@ -54,7 +54,7 @@ def scattered_blocks(num_tokens: int, seed: int, num_rows: int = 1) -> list[list
 
 
 def kv_cache(model: Model) -> torch.Tensor:
-    return KVLayout.of_model(model.config, BLOCK_SIZE, torch.float32).allocate(NUM_BLOCKS)
+    return KVSpec.of_model(model.config, BLOCK_SIZE, torch.float32).allocate(NUM_BLOCKS)
 
 
 def make_runner(model: Model, num_slots: int = 8) -> TorchRunner:

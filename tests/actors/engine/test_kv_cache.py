@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from baton.actors.engine.kv_cache import KVLayout, KVMemoryError
+from baton.actors.engine.kv_cache import KVSpec, KVMemoryError
 
-LAYOUT = KVLayout(num_layers=3, block_size=16, num_kv_heads=2, head_dim=8, dtype=torch.bfloat16)
+LAYOUT = KVSpec(num_layers=3, block_size=16, num_kv_heads=2, head_dim=8, dtype=torch.bfloat16)
 
 
 def test_a_block_is_one_contiguous_range_of_block_bytes():
