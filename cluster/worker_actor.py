@@ -48,7 +48,7 @@ def build_worker(spec: WorkerSpec) -> ServingWorker:
 def _host_of_this_node() -> str:
     import ray.util
 
-    return ray.util.get_node_ip_address()  # pyright: ignore
+    return ray.util.get_node_ip_address()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
 class WorkerActor:
