@@ -1,3 +1,4 @@
+# pyright: basic, reportMissingImports=false
 """Paged attention by FlashInfer (0.6): decode rows on tensor cores (fa2), prefill rows by fa3 on Hopper.
 
 `plan` runs outside CUDA graphs and `run` inside. In graph mode (decode only) one instance serves one captured batch

@@ -1,3 +1,4 @@
+# pyright: basic, reportArgumentType=false, reportCallIssue=false
 """Paged attention in Triton: the check of FlashInfer, and what serves a GPU without it.
 
 One flash-attention kernel for every row. A program takes a tile of a row's queries, with the query heads that share one
@@ -137,7 +138,7 @@ class TritonAttention:
         wanted = _PROGRAMS_PER_SM * num_sms // (layout.num_decodes * self._shape.num_kv_heads)
         if self._graph is None:  # a captured grid cannot follow the lengths
             wanted = min(wanted, max(layout.kv_lens[: layout.num_decodes]) // (2 * _KEY_TILE))
-        return min(_MAX_SPLITS, triton.next_power_of_2(max(1, wanted)))
+        return min(_MAX_SPLITS, 1 << max(0, wanted - 1).bit_length())  # a power of 2, rounded up
 
     def _upload(self, parts: tuple[NDArray[np.int32], ...]) -> list[torch.Tensor]:
         """Copy the arrays to the device, all at once and without waiting for it."""

@@ -1,3 +1,4 @@
+# pyright: basic, reportArgumentType=false, reportCallIssue=false
 """The fused sampler: penalties, filters and Gumbel-max over the vocabulary, without a sort.
 
 A token's distance below the row's best, d = (max - logit) / temperature, is never negative, so its float32 bits order

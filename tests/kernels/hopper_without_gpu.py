@@ -1,3 +1,4 @@
+# pyright: basic, reportArgumentType=false
 """Compile every Triton kernel for sm_90 by launching each public Triton function on CPU tensors, with no GPU.
 
 Run as a program, by test_compile.py: the interpreter that the other tests choose cannot be left within a process.
