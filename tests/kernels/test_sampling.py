@@ -22,7 +22,7 @@ INF = float("inf")
 NUM_DRAWS = 20_000
 
 
-def rows(num_rows: int, *, first_position: int = 0, **values: float) -> SamplingTensors:
+def rows(num_rows: int, first_position: int = 0, /, **values: float) -> SamplingTensors:
     """Parameters equal in all rows, each row at its own position."""
     tensors: dict[str, Any] = {
         name: torch.full((num_rows,), value, dtype=torch.int32 if name == "top_k" else torch.float32)
@@ -56,7 +56,7 @@ def test_draws_follow_the_softmax(temperature: float) -> None:
 def test_draws_differ_between_seeds_and_between_positions() -> None:
     logits = torch.zeros(1, 1000)
     ids = [
-        int(sample(logits, dataclasses.replace(rows(1, first_position=position), seeds=torch.tensor([seed]))).ids)
+        int(sample(logits, dataclasses.replace(rows(1, position), seeds=torch.tensor([seed]))).ids)
         for seed in range(8)
         for position in range(8)
     ]
@@ -76,7 +76,7 @@ def test_a_row_samples_the_same_in_any_batch() -> None:
     params = rows(6, temperature=0.9, top_p=0.8)
     together = sample(logits, params).ids
     for row in range(6):
-        alone = rows(1, first_position=row, temperature=0.9, top_p=0.8)
+        alone = rows(1, row, temperature=0.9, top_p=0.8)
         assert sample(logits[row : row + 1], alone).ids[0] == together[row]
 
 
