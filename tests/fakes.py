@@ -6,6 +6,7 @@ lies in the blocks of the row's table: a wrong block, position, slot or history 
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -75,6 +76,7 @@ class FakeRunner:
     num_blocks: int
     block_size: int
     vocab_size: int = 50
+    step_s: float = 0.0  # that the device takes for a step
     launched: list[Batch] = field(default_factory=list[Batch])
     kv: list[list[int]] = field(init=False)  # [num_blocks][block_size]
 
@@ -94,6 +96,7 @@ class FakeRunner:
         self.kv[block][: len(content)] = content
 
     def run_next(self) -> None:
+        time.sleep(self.step_s)
         step = self._queue.popleft()
         for admission in step.batch.admissions:
             self._slots[admission.slot] = _Slot(admission.request, list(admission.tokens))

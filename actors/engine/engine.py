@@ -14,7 +14,7 @@ from baton.actors.engine.batch import PendingStep, Row, Runner
 from baton.actors.engine.block_hash import BlockHash
 from baton.actors.engine.block_space import BlockSpace, BlockTable
 from baton.actors.engine.config import EngineConfig
-from baton.actors.engine.errors import DuplicateRequest, ImportStateError, NoProgress, RequestTooLarge
+from baton.actors.engine.errors import DuplicateRequest, ImportStateError, NoProgress, RequestEnded, RequestTooLarge
 from baton.actors.engine.imports import ImportOpened, Imports, QuarantineKey
 from baton.actors.engine.prefix_cache import CacheEvents, NoCache, PrefixCache
 from baton.actors.engine.request import FinishReason, Request, TokenLogprobs
@@ -83,15 +83,14 @@ class Engine:
         """
         self._check_new(request.id)
         self._is_blocked = False
-        num_tokens = len(request.tokens)
         try:
             self._check_fits(request)
         except RequestTooLarge as error:
             self._queued.append(Update(request.id, finish="error", error=str(error)))
             return
         sequence = self._sequence(request, export=export)
-        if num_tokens >= sequence.stops.max_len:
-            self._queued.append(Update(request.id, finish="length"))
+        if (finish := sequence.stops.ended(request)) is not None:
+            self._queued.append(Update(request.id, finish=finish))
             return
         self._sequences[request.id] = sequence
         self._scheduler.add(sequence)
@@ -128,13 +127,16 @@ class Engine:
     # Requests whose prompt is computed by a peer.
 
     def open_import(self, request: Request) -> ImportOpened:
-        """Hold what the local cache has of the prompt. Raises RequestTooLarge when the request can never fit.
+        """Hold what the local cache has of the prompt. Raises RequestTooLarge or RequestEnded where nothing can follow.
 
         What is held here can keep others waiting: abandon an import that gets no place for long.
         """
         self._check_new(request.id)
         self._check_fits(request)
-        return self._imports.open(self._sequence(request, export=False))
+        sequence = self._sequence(request, export=False)
+        if (finish := sequence.stops.ended(request)) is not None:
+            raise RequestEnded(request.id, finish)
+        return self._imports.open(sequence)
 
     def is_import_open(self, request_id: str) -> bool:
         return request_id in self._imports

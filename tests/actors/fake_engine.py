@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import msgspec
 import numpy as np
 import torch
@@ -25,11 +27,12 @@ LAYOUT = KVLayout(
 )
 
 
-def build_fake_engine(config: WorkerConfig) -> BuiltEngine:
+def build_fake_engine(config: WorkerConfig, step_s: float = 0.0) -> BuiltEngine:
     """Build an engine on a FakeRunner; `engine.num_blocks` must be set."""
     assert config.engine.num_blocks is not None
     num_blocks, block_size = config.engine.num_blocks, config.engine.block_size
-    runner = FakeRunner(num_blocks, block_size)
+    runner = FakeRunner(num_blocks, block_size, step_s=step_s)
+    runner.launched = deque(maxlen=1)  # type: ignore[assignment]  # a worker that lives long must not keep them all
     kv = torch.full((num_blocks, block_size), -1, dtype=torch.int64)
     cells: np.ndarray = kv.numpy().view(np.uint64)
     runner.kv = [memoryview(row) for row in cells]  # type: ignore[misc]  # ints in and out, bytes shared with kv
