@@ -14,10 +14,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from baton.actors.config import WorkerConfig
 from baton.actors.engine.batch import Runner
-from baton.actors.engine.checkpoint import build_model, open_checkpoint, resolve_model
+from baton.actors.engine.checkpoint import build_model, open_checkpoint
 from baton.actors.engine.engine import Engine
 from baton.actors.engine.kv_cache import KVSpec
 from baton.actors.engine.model_config import ModelConfig
+from baton.actors.engine.model_reference import resolve_model
 from baton.actors.engine.models.model import Model
 from baton.actors.engine.runner import TorchRunner
 from baton.actors.engine.weights import Placement
@@ -40,7 +41,7 @@ class BuiltEngine:
 
 @torch.inference_mode()
 def build_engine(config: WorkerConfig) -> BuiltEngine:
-    """Load the model and allocate the KV cache. Raises CheckpointError, UnsupportedModelError or KVMemoryError."""
+    """Load the model and allocate the KV cache. Raises ModelNotFoundError, CheckpointError, UnsupportedModelError or KVMemoryError."""
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     placement = _placement(config)

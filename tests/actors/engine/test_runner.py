@@ -162,4 +162,3 @@ def test_a_slot_forgets_its_last_tenant():
     generate(runner, [cold], NUM_TOKENS)
     assert cold.output == expected(0)
     assert cold.logprobs == []
-
