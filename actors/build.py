@@ -41,7 +41,10 @@ class BuiltEngine:
 
 @torch.inference_mode()
 def build_engine(config: WorkerConfig) -> BuiltEngine:
-    """Load the model and allocate the KV cache. Raises ModelNotFoundError, CheckpointError, UnsupportedModelError or KVMemoryError."""
+    """Load the model and allocate the KV cache.
+
+    Raises ModelNotFoundError, CheckpointError, UnsupportedModelError or KVMemoryError.
+    """
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     placement = _placement(config)
@@ -51,7 +54,15 @@ def build_engine(config: WorkerConfig) -> BuiltEngine:
     block_size = config.engine.block_size
     max_context = config.engine.max_context or checkpoint.config.max_context
     model = build_model(checkpoint, placement, block_size=block_size, max_context=max_context)
-    spec = KVSpec.of_model(checkpoint.config, block_size, placement.dtype)
+    version = "dummy" if is_dummy else weights_version(path)
+    return join_engine(config, model, placement, version)
+
+
+def join_engine(config: WorkerConfig, model: Model, placement: Placement, version: str) -> BuiltEngine:
+    """Give a model in memory its KV cache, runner and engine. One model may serve several."""
+    block_size = config.engine.block_size
+    max_context = config.engine.max_context or model.config.max_context
+    spec = KVSpec.of_model(model.config, block_size, placement.dtype)
     num_blocks = config.engine.num_blocks or spec.num_blocks(_kv_bytes(config, placement.device))
     kv = spec.allocate(num_blocks, placement.device)
     runner = _runner(model, kv, config.engine.max_num_seqs, max_context)
@@ -61,10 +72,9 @@ def build_engine(config: WorkerConfig) -> BuiltEngine:
         runner,
         num_blocks=num_blocks,
         max_context=max_context,
-        eos_token_ids=frozenset(checkpoint.config.eos_ids),
+        eos_token_ids=frozenset(model.config.eos_ids),
     )
-    version = "dummy" if is_dummy else weights_version(path)
-    layout = kv_layout(config.served_name, version, checkpoint.config, spec)
+    layout = kv_layout(config.served_name, version, model.config, spec)
     return BuiltEngine(engine, kv, layout, num_blocks, max_context)
 
 

@@ -6,20 +6,18 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 
-import grpc.aio
 import pytest
+from fake_engine import build_fake_engine
+from worker_client import Client, settled
 
-from baton.actors import rpc
 from baton.actors.config import WorkerConfig
 from baton.actors.engine.config import EngineConfig
 from baton.actors.engine.request import Request, SamplingParams
-from baton.actors.messages import Cancel, Output, PeerAddress, Role, Submit, ToWorker, WorkerInfo
+from baton.actors.messages import Cancel, Output, PeerAddress, Role, Submit, WorkerInfo
 from baton.actors.worker import Worker
 from baton.transfer.config import TransferConfig
 from baton.transfer.local_mover import LocalFabric
-from tests.actors.fake_engine import build_fake_engine
 from tests.fakes import fake_output
 
 IDS = itertools.count()
@@ -45,46 +43,6 @@ async def running(role: Role, worker_id: str, **engine: object) -> AsyncIterator
         await worker.stop()
 
 
-@dataclass
-class Client:
-    """A gateway's stream, reduced to what tests need."""
-
-    address: str
-    calls: asyncio.Queue[ToWorker | None] = field(default_factory=asyncio.Queue[ToWorker | None])
-
-    async def __aenter__(self) -> Client:
-        self._channel = rpc.open_channel(self.address)
-        self._frames = rpc.open_stream(self._channel, rpc.SERVE, self._outgoing(), rpc.decode_frame)
-        self._first = await self._frames.read()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._frames.cancel()
-        await self._channel.close()
-
-    async def _outgoing(self) -> AsyncIterator[ToWorker]:
-        while (call := await self.calls.get()) is not None:
-            yield call
-
-    def send(self, call: ToWorker) -> None:
-        self.calls.put_nowait(call)
-
-    async def outputs(self) -> AsyncIterator[Output]:
-        while (frame := await self._frames.read()) is not grpc.aio.EOF:
-            for output in frame.outputs:
-                yield output
-
-    async def finish(self, request: Request, prefill: PeerAddress | None = None) -> list[Output]:
-        self.send(Submit(request, prefill))
-        outputs: list[Output] = []
-        async for output in self.outputs():
-            if output.request_id == request.id:
-                outputs.append(output)
-                if output.finish is not None:
-                    break
-        return outputs
-
-
 def request(num_prompt: int, max_tokens: int, seed: int = 1) -> Request:
     return Request(
         id=f"r{next(IDS)}",
@@ -95,14 +53,6 @@ def request(num_prompt: int, max_tokens: int, seed: int = 1) -> Request:
 
 def text(outputs: list[Output]) -> list[int]:
     return [token for output in outputs for token in output.tokens]
-
-
-async def settled(worker: Worker) -> None:
-    """Wait until nothing is held, as must come within the bounds of leases and acknowledgements."""
-    async with asyncio.timeout(5):
-        while (counts := await worker.counts()).held:
-            await asyncio.sleep(0.02)
-    assert counts.free + counts.cached == counts.total
 
 
 async def test_a_worker_alone_generates_and_frees_everything() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from baton.actors.engine.kv_cache import KVSpec, KVMemoryError
+from baton.actors.engine.kv_cache import KVMemoryError, KVSpec
 
 LAYOUT = KVSpec(num_layers=3, block_size=16, num_kv_heads=2, head_dim=8, dtype=torch.bfloat16)
 

@@ -170,7 +170,7 @@ def test_dummy_weights_need_only_a_config(tmp_path: Path):
     build("gemma3").config.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text()) | {"architectures": ["Gemma3ForCausalLM"]}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match="no \\*.safetensors file"):
+    with pytest.raises(CheckpointError, match=r"no \*\.safetensors file"):
         open_checkpoint(tmp_path)
     model = build_model(open_checkpoint(tmp_path, dummy=True), Placement(), block_size=16, max_context=64)
     assert model.config.num_layers == 7

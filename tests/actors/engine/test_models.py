@@ -1,4 +1,4 @@
-"""Every family against transformers, on tiny random models saved as a checkpoint: logits of prompt, chunk and decode."""
+"""Every family against transformers, on tiny random models saved as checkpoints: logits of prompt, chunk, decode."""
 
 from __future__ import annotations
 

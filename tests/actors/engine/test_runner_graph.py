@@ -1,4 +1,4 @@
-"""Decode steps by captured graphs against plain steps. Without a GPU the captured step is run again in place of a replay."""
+"""Decode steps by captured graphs against plain steps. Here the captured work is run again in place of a replay."""
 
 from __future__ import annotations
 
