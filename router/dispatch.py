@@ -78,9 +78,6 @@ class Dispatcher:
         gave_up: set[str] = set()  # lives that cancelled this request by themselves
         try:
             for attempt in range(self._max_attempts):
-                if progress.is_complete:
-                    yield Output(request_id=request.id, finish="length")
-                    return
                 current = progress.next_request(attempt, loop.time() - started)
                 route = self._route(current, gave_up)
                 try:
@@ -93,6 +90,9 @@ class Dispatcher:
                     return
                 except StreamLost as lost:
                     logger.warning("request %s goes on after %d tokens: %s", request.id, progress.num_tokens, lost)
+                    if progress.is_complete:
+                        yield Output(request_id=request.id, finish="length")
+                        return
                     if isinstance(lost, GaveUp):
                         gave_up.add(route.decode.stream.incarnation)
             raise WorkerLost(
