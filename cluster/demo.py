@@ -13,6 +13,7 @@ from baton.cluster.chat import Conversation, account, console
 from baton.cluster.chat_client import TIMEOUT, Answer, ChatClient
 from baton.cluster.config import ClusterConfig, load_config
 from baton.cluster.errors import RequestFailedError
+from baton.cluster.ray_launcher import RayLauncher
 from baton.cluster.serve import messages, serving
 
 DEFAULT_PROMPT = "What is the capital of France?"
@@ -28,7 +29,7 @@ async def demo(prompt: str | None, *, max_tokens: int, as_json: bool) -> None:
     config = demo_config()
     question = prompt or DEFAULT_PROMPT
     async with (
-        serving(config, log_to_driver=False) as address,
+        serving(config, RayLauncher(config)) as address,
         httpx.AsyncClient(base_url=address, timeout=TIMEOUT) as http,
     ):
         conversation = Conversation(
