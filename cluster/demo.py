@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.resources
 import json
 import sys
+from pathlib import Path
 
 import httpx
 import msgspec
@@ -20,8 +20,9 @@ DEFAULT_PROMPT = "What is the capital of France?"
 
 
 def demo_config() -> ClusterConfig:
-    with importlib.resources.as_file(importlib.resources.files("baton.deploy") / "demo.yaml") as path:
-        return load_config(path)
+    # Beside this folder in a checkout and in an installed package alike; importlib.resources cannot read a namespace
+    # package through setuptools' editable finder.
+    return load_config(Path(__file__).parents[1] / "deploy" / "demo.yaml")
 
 
 async def demo(prompt: str | None, *, max_tokens: int, as_json: bool) -> None:
