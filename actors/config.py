@@ -20,7 +20,7 @@ class WorkerConfig(BaseModel):
         "auto", description="of weights and KV; auto = bfloat16 on a GPU, float32 on a CPU"
     )
     load_format: Literal["auto", "dummy"] = Field("auto", description="dummy = random weights, for benchmarks")
-    kv_memory_gb: float = Field(1.0, gt=0, description="memory for KV blocks on a CPU, where engine.num_blocks is unset")
+    kv_memory_gb: float = Field(1.0, gt=0, description="for KV blocks on a CPU, where engine.num_blocks is unset")
     gpu_memory_share: float = Field(0.9, gt=0, le=1, description="share of the GPU that weights and KV may fill")
     num_threads: int | None = Field(None, ge=1, description="CPU threads of the engine; None = what torch finds")
     engine: EngineConfig = EngineConfig()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -33,18 +33,18 @@ from baton.transfer.actions import (
     Send,
     TargetAction,
     Unquarantine,
-    Unreserve,
 )
 from baton.transfer.layout import LayoutMismatch, check_layout
 from baton.transfer.mover import Arrival, Incarnation, TransferError
 from baton.transfer.mover_loop import MoverLoop
 from baton.transfer.target import HandoverTarget
-from baton.transfer.wire import Attempt, Hello
+from baton.transfer.wire import Attempt, Hello, Message
 
 log = logging.getLogger(__name__)
 decode_result = msgspec.msgpack.Decoder(PrefillResult).decode
 
 RECONNECT_S = 0.5
+HELLO_TIMEOUT_S = 5.0
 
 
 class DecodeListener(Protocol):
@@ -148,7 +148,7 @@ class DecodeRole:
             if (present := self._connections.get(peer.address)) is not None:
                 return present
             link = PeerLink(peer, self._hello)
-            hello = await link.open(self._hello_timeout_s)
+            hello = await link.open(HELLO_TIMEOUT_S)
             try:
                 check_layout(self._hello.layout, hello.layout)
                 incarnation = Incarnation(hello.incarnation)
@@ -160,8 +160,6 @@ class DecodeRole:
             connection = self._connections[peer.address] = _Connection(link, incarnation, reader)
             self._run(self._target.on_peer_connected(peer.address, incarnation, time.monotonic()))
             return connection
-
-    _hello_timeout_s = 5.0
 
     async def _read(self, link: PeerLink, peer: Incarnation) -> None:
         try:
@@ -186,35 +184,43 @@ class DecodeRole:
 
     def _run(self, actions: Sequence[TargetAction]) -> None:
         for index, action in enumerate(actions):
-            match action:
-                case Send(peer, message):
-                    self._send_to(peer, message)
-                case Reserve(attempt):
-                    self._start(self._reserve(attempt))
-                case Deliver(attempt, result):
-                    self._deliver(attempt, decode_result(result))
-                case Land(attempt):
-                    self._land(attempt)
-                case Fallback(attempt, reason):
-                    self._abandon(attempt)
-                    self._listener.on_fallback(attempt.handover, reason)
-                case Drop(attempt):
-                    self._abandon(attempt)
-                case Quarantine(attempt):
-                    self._quarantine(attempt)
-                case Unquarantine(attempt):
-                    self._steps.post(lambda engine, attempt=attempt: self._release_quarantine(engine, attempt))
-                case Unreserve():
-                    pass  # the Fallback or Drop of the same attempt gives its blocks back
-                case Disconnect(peer):
-                    self._start(self._disconnect(peer, actions[index + 1 :]))
-                    break
+            if isinstance(action, Disconnect):
+                self._start(self._disconnect(action.peer, actions[index + 1 :]))
+                break
+            self._do(action)
         self._mover.expect_arrivals(self._target.is_receiving)
 
-    def _send_to(self, peer: Incarnation, message: object) -> None:
+    def _do(self, action: TargetAction) -> None:
+        match action:
+            case Send(peer, message):
+                self._send_to(peer, message)
+            case Reserve(attempt):
+                self._start(self._reserve(attempt))
+            case Deliver(attempt, result):
+                self._deliver(attempt, decode_result(result))
+            case Land(attempt):
+                self._land(attempt)
+            case Quarantine(attempt):
+                self._quarantine(attempt)
+            case Unquarantine(attempt):
+                self._steps.post(lambda engine: self._release_quarantine(engine, attempt))
+            case Fallback() | Drop():
+                self._end(action)
+            case _:
+                pass  # Unreserve: the Fallback or Drop of the same attempt gives its blocks back
+
+    def _end(self, end: Fallback | Drop) -> None:
+        """Give the attempt's blocks back, unless a Quarantine has taken them."""
+        request_id = end.attempt.handover
+        if self._imports.pop(request_id, None) is not None:
+            self._steps.post(lambda engine: engine.abandon_import(request_id, quarantine=False))
+        if isinstance(end, Fallback):
+            self._listener.on_fallback(request_id, end.reason)
+
+    def _send_to(self, peer: Incarnation, message: Message) -> None:
         for connection in self._connections.values():
             if connection.incarnation == peer:
-                connection.link.send(message)  # pyright: ignore[reportArgumentType]
+                connection.link.send(message)
 
     async def _reserve(self, attempt: Attempt) -> None:
         blocks = await self._steps.call(lambda engine: _reserve_if_open(engine, attempt.handover))
@@ -235,10 +241,6 @@ class DecodeRole:
         self._steps.post(lambda engine: engine.adopt_import(attempt.handover, current.tokens))
         self._listener.on_landed(attempt.handover, moved)
 
-    def _abandon(self, attempt: Attempt) -> None:
-        if self._imports.pop(attempt.handover, None) is not None:
-            self._steps.post(lambda engine: engine.abandon_import(attempt.handover, quarantine=False))
-
     def _quarantine(self, attempt: Attempt) -> None:
         del self._imports[attempt.handover]  # so that the Fallback or Drop that follows finds it abandoned
 
@@ -255,7 +257,7 @@ class DecodeRole:
         await self._mover.disconnect(peer)
         self._run(rest)
 
-    def _start(self, work: asyncio.coroutines.Coroutine[None, None, None]) -> None:
+    def _start(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

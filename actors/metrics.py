@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 from baton.actors.messages import PhaseTimes
 from baton.actors.step_loop import StepReport
 
-PHASE_BUCKETS_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
+PHASE_BUCKETS_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 STEP_BUCKETS_S = (0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.2, 0.4, 0.8, 1, 2, 4, 8)
 
 
@@ -58,7 +58,7 @@ class WorkerMetrics:
         self._sequences.labels(worker, "waiting").set(report.num_waiting)
         self._waiting.labels(worker).set(report.waiting_tokens)
         self._tokens.labels(worker).inc(sum(len(update.tokens) for update in report.updates))
-        if report.updates:
+        if report.step_s > 0 and report.updates:
             self._step.labels(worker).observe(report.step_s)
 
     def on_first_token(self, cached_tokens: int) -> None:

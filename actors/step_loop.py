@@ -102,10 +102,18 @@ class StepLoop:
             block = False
 
     def _step(self) -> None:
+        """Step once if there is work; report in any case, since asks may have moved blocks."""
         started = time.monotonic()
-        updates = self._engine.step() if self._engine.has_work else []
-        report = self._report(tuple(updates), time.monotonic() - started)
-        self._loop.call_soon_threadsafe(self._on_report, report)
+        updates: list[Update] = []
+        if self._engine.has_work:
+            starting = self._engine.plan()
+            if starting:  # a peer can reserve blocks while the first chunk computes
+                self._tell(starting, 0.0)
+            updates = self._engine.run()
+        self._tell(updates, time.monotonic() - started)
+
+    def _tell(self, updates: list[Update], step_s: float) -> None:
+        self._loop.call_soon_threadsafe(self._on_report, self._report(tuple(updates), step_s))
 
     def _report(self, updates: tuple[Update, ...], step_s: float) -> StepReport:
         engine = self._engine

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import grpc.aio
 
 from baton.actors import rpc
+from baton.actors.build import BuiltEngine, build_engine
 from baton.actors.config import WorkerConfig
 from baton.actors.decode_role import DecodeRole
-from baton.actors.build import BuiltEngine, build_engine
 from baton.actors.engine.engine import Engine
 from baton.actors.engine.errors import EngineError
 from baton.actors.engine.updates import BlockCounts, Update
@@ -66,6 +66,7 @@ class Worker:
     """`start` first. `failed` ends with an exception when the worker cannot go on: its process should exit."""
 
     failed: asyncio.Future[None]
+    port = 0  # of the gRPC server; 0 = any free one. Set it before `start`
 
     def __init__(
         self,
@@ -111,7 +112,7 @@ class Worker:
             rpc.SERVE: (self._serve_gateway, rpc.decode_to_worker),
             rpc.HANDOVER: (self._serve_peer, decode_message),
         })  # fmt: skip
-        port = self._server.add_insecure_port(f"{self._host}:0")
+        port = self._server.add_insecure_port(f"{self._host}:{self.port}")
         self._address = f"{self._host}:{port}"
         self._steps.start()
         await self._server.start()

@@ -15,6 +15,7 @@ Measured on an H200, bf16, Llama-3.1-8B's shapes, under a CUDA graph (cuBLAS wit
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -31,38 +32,38 @@ class Tile(NamedTuple):
     num_stages: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Around:
+    """What surrounds the linear layer."""
+
+    norm: torch.Tensor | None = None
+    eps: float = 0.0
+    residual: torch.Tensor | None = None
+    has_gate: bool = False
+
+
 def skinny_norm_linear(h: torch.Tensor, norm: torch.Tensor, eps: float, weight: torch.Tensor) -> torch.Tensor:
     y = h.new_empty(h.shape[0], weight.shape[0])
     tile = Tile(8, 1024, 4, 2) if h.shape[0] == 1 else Tile(64, 128, 8, 5)
-    _launch(tile, h, weight, y, norm=norm, eps=eps)
+    _launch(tile, h, weight, y, _Around(norm, eps))
     return y
 
 
 def skinny_norm_silu_linear(h: torch.Tensor, norm: torch.Tensor, eps: float, weight: torch.Tensor) -> torch.Tensor:
     y = h.new_empty(h.shape[0], weight.shape[0] // 2)
     tile = Tile(2, 2048, 8, 4) if h.shape[0] == 1 else Tile(64, 128, 8, 3)
-    _launch(tile, h, weight, y, norm=norm, eps=eps, has_gate=True)
+    _launch(tile, h, weight, y, _Around(norm, eps, has_gate=True))
     return y
 
 
 def skinny_linear_add(x: torch.Tensor, weight: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
     y = torch.empty_like(h)
     tile = Tile(2, 2048, 4, 4) if h.shape[0] == 1 else Tile(32, 256, 4, 5)
-    _launch(tile, x, weight, y, residual=h)
+    _launch(tile, x, weight, y, _Around(residual=h))
     return y
 
 
-def _launch(
-    tile: Tile,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    y: torch.Tensor,
-    *,
-    norm: torch.Tensor | None = None,
-    eps: float = 0.0,
-    residual: torch.Tensor | None = None,
-    has_gate: bool = False,
-) -> None:
+def _launch(tile: Tile, x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, around: _Around) -> None:
     rows, features = y.shape
     kernel = _one_row_kernel if rows == 1 else _few_rows_kernel
     extra = {} if rows == 1 else {"rows": rows, "ROWS": MIN_DOT_ROWS, "WEIGHT_FIRST": tile.features >= 64}
@@ -70,14 +71,14 @@ def _launch(
         x,
         weight,
         y,
-        norm,
-        residual,
+        around.norm,
+        around.residual,
         features,
-        eps,
+        around.eps,
         width=x.shape[1],
         FEATURES=tile.features,
         WIDTH=tile.width,
-        HAS_GATE=has_gate,
+        HAS_GATE=around.has_gate,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         **extra,
@@ -139,8 +140,11 @@ def _few_rows_kernel(
         tile = tl.load(weight + offsets, eviction_policy="evict_first")
         total = tl.dot(tile, tl.trans(values), total) if WEIGHT_FIRST else tl.dot(values, tl.trans(tile), total)
         if HAS_GATE:
-            up = tl.load(weight + features * width + offsets, eviction_policy="evict_first")
-            up_total = tl.dot(up, tl.trans(values), up_total) if WEIGHT_FIRST else tl.dot(values, tl.trans(up), up_total)
+            tile = tl.load(weight + features * width + offsets, eviction_policy="evict_first")
+            if WEIGHT_FIRST:
+                up_total = tl.dot(tile, tl.trans(values), up_total)
+            else:
+                up_total = tl.dot(values, tl.trans(tile), up_total)
     if WEIGHT_FIRST:
         total, up_total = tl.trans(total), tl.trans(up_total)
     if norm is not None:

@@ -6,6 +6,7 @@ Beyond the bounds a request is refused at once, before any prefill is spent on i
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from baton.router.errors import Overloaded
 
@@ -21,13 +22,16 @@ class Admission:
         self.num_requests = 0
         self.num_tokens = 0
 
-    def enter(self, num_tokens: int) -> Place:
-        """Take a place in the queue. Raises Overloaded when it is full; an empty queue takes any one request."""
-        if self.num_requests >= self._max_requests:
+    def enter(self, prompt_lens: Sequence[int]) -> list[Place]:
+        """Take a place for each sequence of one call, all or none. An empty queue takes any one call.
+
+        Raises Overloaded when they do not fit.
+        """
+        if self.num_requests and self.num_requests + len(prompt_lens) > self._max_requests:
             raise self._refusal(f"{self.num_requests} requests are waiting, the limit is {self._max_requests}")
-        if self.num_requests and self.num_tokens + num_tokens > self._max_tokens:
+        if self.num_requests and self.num_tokens + sum(prompt_lens) > self._max_tokens:
             raise self._refusal(f"{self.num_tokens} prompt tokens are waiting, the limit is {self._max_tokens}")
-        return Place(self, num_tokens)
+        return [Place(self, prompt_len) for prompt_len in prompt_lens]
 
     def note_wait(self, seconds: float) -> None:
         """Learn how long one request waited for its first token: what `Retry-After` is made of."""
@@ -39,7 +43,7 @@ class Admission:
 
 
 class Place:
-    """One request's place in the queue; leaving it is idempotent."""
+    """One sequence's place in the queue; leaving it is idempotent."""
 
     def __init__(self, admission: Admission, num_tokens: int) -> None:
         self._admission: Admission | None = admission

@@ -17,7 +17,7 @@ import msgspec
 from baton.actors.engine.block_hash import BlockHash, block_hashes, root_hash
 from baton.actors.engine.request import Request, TokenLogprobs
 from baton.actors.messages import Output, Submit
-from baton.router.admission import Admission
+from baton.router.admission import Admission, Place
 from baton.router.errors import DeadlineExceeded, NoWorkers, WorkerFailed, WorkerLost
 from baton.router.membership import Membership
 from baton.router.policy import Candidate, Policy
@@ -57,18 +57,25 @@ class Dispatcher:
         self._max_attempts = max_attempts
         self._last_hashes = _Hashes((), "", {})
 
-    async def generate(self, request: Request) -> AsyncGenerator[Output, None]:
+    def admit(self, requests: Sequence[Request]) -> list[Place]:
+        """Take a place in the queue for each request of one call. Raises NoWorkers or Overloaded.
+
+        Each place goes to `generate`, which leaves it; the caller must leave those that it never passes on.
+        """
+        reason = self._membership.why_unusable()
+        if reason is not None:
+            raise NoWorkers(f"{reason}: try again shortly", retry_after_s=1)
+        return self._admission.enter([len(request.tokens) for request in requests])
+
+    async def generate(self, request: Request, place: Place) -> AsyncGenerator[Output, None]:
         """Yield the request's outputs, those of one wake-up joined; closing the generator cancels it everywhere.
 
-        Raises a RouterError instead of a last output: Overloaded, NoWorkers, WorkerLost, WorkerFailed or
-        DeadlineExceeded.
+        Raises a RouterError instead of a last output: WorkerLost, WorkerFailed or DeadlineExceeded.
         """
         loop = asyncio.get_running_loop()
         started = loop.time()
         progress = _Progress(request)
         gave_up: set[str] = set()  # lives that cancelled this request by themselves
-        self._require_workers()
-        place = self._admission.enter(len(request.tokens))
         try:
             for attempt in range(self._max_attempts):
                 if progress.is_complete:
@@ -88,7 +95,9 @@ class Dispatcher:
                     logger.warning("request %s goes on after %d tokens: %s", request.id, progress.num_tokens, lost)
                     if isinstance(lost, GaveUp):
                         gave_up.add(route.decode.stream.incarnation)
-            raise WorkerLost(f"{self._max_attempts} workers in turn were lost while serving this request: try again")
+            raise WorkerLost(
+                f"{self._max_attempts} workers in turn were lost while serving this request: try again", retry_after_s=1
+            )
         finally:
             place.leave()
 
@@ -124,11 +133,6 @@ class Dispatcher:
             decode.stream.end(request.id)
             for charge in charges:
                 charge.release()
-
-    def _require_workers(self) -> None:
-        reason = self._membership.why_unusable()
-        if reason is not None:
-            raise NoWorkers(f"{reason}: try again shortly", retry_after_s=1)
 
     def _route(self, request: Request, gave_up: set[str]) -> Route:
         fresh = [stream for stream in self._membership.decoders() if stream.incarnation not in gave_up]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from baton.actors.engine.request import Request, TokenLogprobs
 from baton.actors.messages import Output, ServedBy
+from baton.router.admission import Place
 from baton.router.detokenizer import Detokenizer
 from baton.router.dispatch import Dispatcher
 from baton.router.errors import RouterError
@@ -98,30 +99,19 @@ class Generation:
 
     async def deltas(self) -> AsyncGenerator[list[Delta], None]:
         """Yield what came together, together. Closing the generator cancels every sequence."""
-        if len(self._choices) == 1:
-            async with aclosing(self._follow(self._choices[0])) as deltas:
-                async for delta in deltas:
-                    yield [delta]
-            return
-        news: asyncio.Queue[Delta | BaseException | None] = asyncio.Queue()
-        tasks = [asyncio.create_task(self._pump(choice, news)) for choice in self._choices]
+        places = self._dispatcher.admit([choice.request for choice in self._choices])
         try:
-            num_running = len(tasks)
-            while num_running:
-                items = [await news.get()]
-                while not news.empty():
-                    items.append(news.get_nowait())
-                num_running -= items.count(None)
-                deltas_now = [item for item in items if isinstance(item, Delta)]
-                if deltas_now:
-                    yield deltas_now
-                for item in items:
-                    if isinstance(item, BaseException):
-                        raise item
+            if len(places) == 1:
+                async with aclosing(self._follow(self._choices[0], places[0])) as deltas:
+                    async for delta in deltas:
+                        yield [delta]
+            else:
+                async with aclosing(self._merged(places)) as batches:
+                    async for batch in batches:
+                        yield batch
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            for place in places:  # of sequences that were never started
+                place.leave()
 
     def usage(self) -> Usage:
         """Count what was used so far: a prompt once for all its choices."""
@@ -136,18 +126,42 @@ class Generation:
         """Say who served each choice; None for one that a stop string cut short."""
         return [choice.served for choice in self._choices]
 
-    async def _pump(self, choice: Choice, news: asyncio.Queue[Delta | BaseException | None]) -> None:
+    async def _merged(self, places: Sequence[Place]) -> AsyncGenerator[list[Delta], None]:
+        news: asyncio.Queue[Delta | Exception | None] = asyncio.Queue()  # None: one sequence has ended
+        tasks = [
+            asyncio.create_task(self._pump(choice, place, news))
+            for choice, place in zip(self._choices, places, strict=True)
+        ]
         try:
-            async with aclosing(self._follow(choice)) as deltas:
+            num_running = len(tasks)
+            while num_running:
+                items = [await news.get()]
+                while not news.empty():
+                    items.append(news.get_nowait())
+                batch = [item for item in items if isinstance(item, Delta)]
+                if batch:
+                    yield batch
+                for item in items:
+                    if isinstance(item, Exception):
+                        raise item
+                num_running -= items.count(None)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _pump(self, choice: Choice, place: Place, news: asyncio.Queue[Delta | Exception | None]) -> None:
+        try:
+            async with aclosing(self._follow(choice, place)) as deltas:
                 async for delta in deltas:
                     news.put_nowait(delta)
         except Exception as error:  # handed to the reader, who raises it
             news.put_nowait(error)
         news.put_nowait(None)
 
-    async def _follow(self, choice: Choice) -> AsyncGenerator[Delta, None]:
+    async def _follow(self, choice: Choice, place: Place) -> AsyncGenerator[Delta, None]:
         last_s: float | None = None
-        async with aclosing(self._dispatcher.generate(choice.request)) as outputs:
+        async with aclosing(self._dispatcher.generate(choice.request, place)) as outputs:
             async for output in outputs:
                 now = time.monotonic()
                 before = choice.num_tokens

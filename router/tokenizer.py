@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import mmap
 import re
 import secrets
+import struct
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +23,8 @@ import tokenizers
 from tokenizers import pre_tokenizers
 
 from baton.router.errors import InvalidRequest
+
+GGUF_METADATA_BYTES = 64 * 2**20  # metadata comes first in the file; that of the largest vocabularies is 20 MB
 
 ChatMessage = Mapping[str, str]  # role, content and perhaps name
 
@@ -128,12 +132,21 @@ def _renamed(token: tokenizers.AddedToken, content: str) -> tokenizers.AddedToke
 
 def _restore_pre_tokenizer(backend: tokenizers.Tokenizer, path: Path) -> None:
     """Split digits as SmolLM was trained; transformers' GGUF conversion forgets that (visible in "\\n\\n1")."""
-    from gguf import GGUFReader
-
-    field = GGUFReader(path).get_field("tokenizer.ggml.pre")
-    if field is not None and field.contents() == "smollm":
+    if _gguf_pre_tokenizer(path) == "smollm":
         digits = pre_tokenizers.Digits(individual_digits=True)
         backend.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+
+
+def _gguf_pre_tokenizer(path: Path) -> str:
+    """Read one metadata string. (gguf's own reader takes seconds to parse all the others.)"""
+    key = b"tokenizer.ggml.pre"
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        found = data.find(struct.pack("<Q", len(key)) + key, 0, GGUF_METADATA_BYTES)
+        if found < 0:
+            return ""
+        start = found + 8 + len(key) + 4 + 8  # the key and its length; the value's type and its length
+        (length,) = struct.unpack_from("<Q", data, start - 8)
+        return data[start : start + length].decode()
 
 
 def _token_bytes(backend: tokenizers.Tokenizer, vocab_size: int) -> tuple[bytes, ...]:

@@ -7,6 +7,7 @@ One frame a step carries the outputs of all running requests, as real workers do
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -45,18 +46,19 @@ def saying(*steps: Sequence[int]) -> Script:
 
 
 @dataclass
-class _Running:
+class FakeRunning:
     submit: Submit
     steps: list[list[int]]  # still to be given
     num_output: int
     is_first: bool = True
     cached: int = 0
+    ready_at: float = 0.0  # on time.monotonic: before it, no token
 
 
 @dataclass
-class _Stream:
+class FakeStream:
     number: int = 0
-    running: dict[str, _Running] = field(default_factory=dict[str, _Running])
+    running: dict[str, FakeRunning] = field(default_factory=dict[str, FakeRunning])
     events: list[KVEvents] = field(default_factory=list[KVEvents])
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -89,7 +91,7 @@ class FakeWorker:
         self.skips_frame = False  # when set, one frame is lost
         self.num_steps_allowed: int | None = None  # None = run freely
         self.cached: set[bytes] = set()
-        self._streams: list[_Stream] = []
+        self._streams: list[FakeStream] = []
         self._server: grpc.aio.Server | None = None
         self._port = 0
 
@@ -133,7 +135,7 @@ class FakeWorker:
             stream.wake.set()
 
     async def _serve(self, messages: AsyncIterator[ToWorker], context: Any) -> AsyncIterator[Frame]:
-        stream = _Stream()
+        stream = FakeStream()
         stream.events.append(self._snapshot())
         self._streams.append(stream)
         reader = asyncio.create_task(self._read(messages, stream))
@@ -151,12 +153,12 @@ class FakeWorker:
             reader.cancel()
             self._streams.remove(stream)
 
-    async def _wait_for_work(self, stream: _Stream) -> None:
-        while not (stream.events or (stream.running and self.num_steps_allowed != 0)):
+    async def _wait_for_work(self, stream: FakeStream) -> None:
+        while not (stream.events or (_ready(stream) and self.num_steps_allowed != 0)):
             stream.wake.clear()
             await stream.wake.wait()
 
-    async def _read(self, messages: AsyncIterator[ToWorker], stream: _Stream) -> None:
+    async def _read(self, messages: AsyncIterator[ToWorker], stream: FakeStream) -> None:
         async for message in messages:
             if isinstance(message, Submit):
                 self.submits.append(message)
@@ -169,7 +171,7 @@ class FakeWorker:
                 stream.events.append(self._snapshot())
             stream.wake.set()
 
-    def _admitted(self, submit: Submit) -> _Running:
+    def _admitted(self, submit: Submit) -> FakeRunning:
         request = submit.request
         tokens = [token for step in self.script(request) for token in step]
         if request.num_output:  # migrated: its own steps do not matter any more
@@ -178,20 +180,20 @@ class FakeWorker:
             steps = [list(step) for step in self.script(request)]
         hits = [block in self.cached for block in self._blocks(request)]
         cached = (hits.index(False) if False in hits else len(hits)) * self.block_size
-        return _Running(submit, [*steps, [self.eos]], request.num_output, cached=cached)
+        return FakeRunning(submit, [*steps, [self.eos]], request.num_output, cached=cached)
 
-    def _step(self, stream: _Stream) -> list[Output]:
+    def _step(self, stream: FakeStream) -> list[Output]:
         if self.num_steps_allowed:
             self.num_steps_allowed -= 1
         elif self.num_steps_allowed == 0:
             return []
-        outputs = [self._advance(running) for running in stream.running.values()]
+        outputs = [self._advance(running) for running in _ready(stream)]
         for output in outputs:
             if output.finish is not None:
                 self._remember(stream.running.pop(output.request_id).submit.request, stream)
         return outputs
 
-    def _advance(self, running: _Running) -> Output:
+    def _advance(self, running: FakeRunning) -> Output:
         request = running.submit.request
         if self.error is not None or self.drops_requests:
             finish: FinishReason = "cancelled" if self.drops_requests else "error"
@@ -225,7 +227,7 @@ class FakeWorker:
         prefill = submit.prefill.worker_id if submit.prefill else self.worker_id
         return ServedBy(decode_worker=self.worker_id, prefill_worker=prefill, times=times)
 
-    def _remember(self, request: Request, stream: _Stream) -> None:
+    def _remember(self, request: Request, stream: FakeStream) -> None:
         """Keep the prompt's and output's blocks, as a prefix cache does, and tell."""
         output = [token for step in self.script(request) for token in step]
         tokens = (*request.tokens[: request.prompt_len], *output[: request.sampling.max_tokens])
@@ -241,7 +243,7 @@ class FakeWorker:
     def _snapshot(self) -> KVEvents:
         return KVEvents(stored=tuple(self.cached), snapshot=True)
 
-    def _frame(self, stream: _Stream, outputs: list[Output]) -> Frame:
+    def _frame(self, stream: FakeStream, outputs: list[Output]) -> Frame:
         number, stream.number = stream.number, stream.number + 1
         events = stream.events.pop(0) if stream.events else KVEvents()
         return Frame(
@@ -251,6 +253,11 @@ class FakeWorker:
             load=self.load or Load(num_running=self.num_running),
             events=events,
         )
+
+
+def _ready(stream: FakeStream) -> list[FakeRunning]:
+    now = time.monotonic()
+    return [running for running in stream.running.values() if running.ready_at <= now]
 
 
 def _logprobs(tokens: Sequence[int], num_top: int | None) -> tuple[TokenLogprobs, ...] | None:

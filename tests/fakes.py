@@ -6,6 +6,7 @@ lies in the blocks of the row's table: a wrong block, position, slot or history 
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -42,6 +43,14 @@ def fake_output(request: Request, num: int, vocab_size: int = 50) -> list[int]:
     return output
 
 
+def fake_kv(tokens: Sequence[int], block_size: int) -> list[list[int]]:
+    """What the blocks of these tokens hold once computed; the last may be partly filled."""
+    states: list[int] = []
+    for token in tokens:
+        states.append(_kv_state(states[-1] if states else 0, token))
+    return [states[start : start + block_size] for start in range(0, len(states), block_size)]
+
+
 @dataclass(slots=True)
 class _Slot:
     request: Request
@@ -67,6 +76,7 @@ class FakeRunner:
     num_blocks: int
     block_size: int
     vocab_size: int = 50
+    step_s: float = 0.0  # that the device takes for a step
     launched: list[Batch] = field(default_factory=list[Batch])
     kv: list[list[int]] = field(init=False)  # [num_blocks][block_size]
 
@@ -83,9 +93,10 @@ class FakeRunner:
 
     def write_block(self, block: int, content: Sequence[int]) -> None:
         """A peer's write: lands at once, unordered with the steps in flight."""
-        self.kv[block] = list(content)
+        self.kv[block][: len(content)] = content
 
     def run_next(self) -> None:
+        time.sleep(self.step_s)
         step = self._queue.popleft()
         for admission in step.batch.admissions:
             self._slots[admission.slot] = _Slot(admission.request, list(admission.tokens))

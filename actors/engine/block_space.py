@@ -32,6 +32,11 @@ class BlockTable:
     path: list[Block] = field(default_factory=list[Block])
     is_private: bool = False  # its content must not be published: the cache was flushed after it was computed
 
+    @property
+    def duplicates(self) -> list[int]:
+        """Own blocks whose content the cache has in another block, which this table holds too."""
+        return [id for id, block in zip(self.ids, self.path, strict=False) if id != block.id]
+
 
 class BlockSpace:
     def __init__(self, num_blocks: int, block_size: int, cache: PrefixCache) -> None:
@@ -113,6 +118,4 @@ class BlockSpace:
 
     def _private(self, table: BlockTable) -> list[Block]:
         """Blocks that the table references beside its path."""
-        num_shared = len(table.path)
-        duplicates = [id for id, block in zip(table.ids, table.path, strict=False) if id != block.id]
-        return [self.pool[id] for id in (*duplicates, *table.ids[num_shared:])]
+        return [self.pool[id] for id in (*table.duplicates, *table.ids[len(table.path) :])]

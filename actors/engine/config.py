@@ -22,7 +22,9 @@ class EngineConfig(BaseModel):
     max_prefill_chunk: int = Field(
         2048, ge=1, description="tokens that one prompt may take of a step while other prompts want their part"
     )
-    overlap: bool = Field(True, description="launch a step before the sampled ids of the step before are known")
+    overlap: bool | None = Field(
+        None, description="launch a step before the sampled ids of the step before are known; None = on a GPU only"
+    )
     prefix_cache: bool = Field(True, description="keep the KV of ended sequences for prompts that start the same")
     headroom_blocks: int = Field(
         1, ge=0, description="blocks left free for each running sequence when another one enters"
@@ -31,7 +33,7 @@ class EngineConfig(BaseModel):
         2, ge=1, description="preemptions of one sequence after which it re-enters only with room for its whole output"
     )
     max_overtakes: int = Field(
-        64, ge=0, description="how many later requests of equal priority may start before the one that waits longest"
+        16, ge=0, description="how many later requests of equal priority may start before the one that waits longest"
     )
 
     @model_validator(mode="after")

@@ -14,7 +14,7 @@ from baton.actors.engine.batch import PendingStep, Row, Runner
 from baton.actors.engine.block_hash import BlockHash
 from baton.actors.engine.block_space import BlockSpace, BlockTable
 from baton.actors.engine.config import EngineConfig
-from baton.actors.engine.errors import DuplicateRequest, ImportStateError, NoProgress, RequestTooLarge
+from baton.actors.engine.errors import DuplicateRequest, ImportStateError, NoProgress, RequestEnded, RequestTooLarge
 from baton.actors.engine.imports import ImportOpened, Imports, QuarantineKey
 from baton.actors.engine.prefix_cache import CacheEvents, NoCache, PrefixCache
 from baton.actors.engine.request import FinishReason, Request, TokenLogprobs
@@ -47,7 +47,7 @@ class Engine:
         """`num_blocks` and `max_context` are what the worker really has; config's own fields of these names, if set,
         have been obeyed by whoever found that out."""
         self._runner = runner
-        self._overlap = config.overlap
+        self._overlap = config.overlap is not False
         self._eos_token_ids = eos_token_ids
         self._space = BlockSpace(num_blocks, config.block_size, PrefixCache() if config.prefix_cache else NoCache())
         self._capacity = min(max_context, num_blocks * config.block_size)
@@ -67,6 +67,7 @@ class Engine:
         self._imports = Imports(self._space, self._room)
         self._sequences: dict[str, Sequence] = {}  # all that hold or will hold something, imports apart
         self._in_flight: deque[_Launched] = deque()
+        self._planned: Plan | None = None  # decided, not yet launched
         self._queued: list[Update] = []  # what calls between steps have to tell
         self._num_arrivals = 0
         self._num_steps = 0
@@ -82,15 +83,14 @@ class Engine:
         """
         self._check_new(request.id)
         self._is_blocked = False
-        num_tokens = len(request.tokens)
         try:
             self._check_fits(request)
         except RequestTooLarge as error:
             self._queued.append(Update(request.id, finish="error", error=str(error)))
             return
         sequence = self._sequence(request, export=export)
-        if num_tokens >= sequence.stops.max_len:
-            self._queued.append(Update(request.id, finish="length"))
+        if (finish := sequence.stops.ended(request)) is not None:
+            self._queued.append(Update(request.id, finish=finish))
             return
         self._sequences[request.id] = sequence
         self._scheduler.add(sequence)
@@ -127,13 +127,16 @@ class Engine:
     # Requests whose prompt is computed by a peer.
 
     def open_import(self, request: Request) -> ImportOpened:
-        """Hold what the local cache has of the prompt. Raises RequestTooLarge when the request can never fit.
+        """Hold what the local cache has of the prompt. Raises RequestTooLarge or RequestEnded where nothing can follow.
 
         What is held here can keep others waiting: abandon an import that gets no place for long.
         """
         self._check_new(request.id)
         self._check_fits(request)
-        return self._imports.open(self._sequence(request, export=False))
+        sequence = self._sequence(request, export=False)
+        if (finish := sequence.stops.ended(request)) is not None:
+            raise RequestEnded(request.id, finish)
+        return self._imports.open(sequence)
 
     def is_import_open(self, request_id: str) -> bool:
         return request_id in self._imports
@@ -143,8 +146,10 @@ class Engine:
 
         Ask again after a step: the refusal keeps the import's turn, but nobody calls back.
         """
-        self._is_blocked = False
-        return self._imports.reserve(request_id)
+        blocks = self._imports.reserve(request_id)
+        if blocks is not None:
+            self._is_blocked = False  # its claim is gone; a refusal changes nothing, and must not make a caller spin
+        return blocks
 
     def adopt_import(self, request_id: str, tokens: tuple[int, ...]) -> None:
         """All KV of the prompt is in place: decode on after the peer's one token, which the caller has delivered."""
@@ -182,14 +187,25 @@ class Engine:
         return not self._is_blocked and bool(self._scheduler.num_running or self._scheduler.num_waiting)
 
     def step(self) -> list[Update]:
-        """Launch the next step, then take in the step before (with overlap) or the same one (without)."""
+        """Take one whole step."""
+        return [*self.plan(), *self.run()]
+
+    def plan(self) -> list[Update]:
+        """Decide the next step, and tell who starts with it, before the device is busy. `run` must follow at once."""
         updates, self._queued = self._queued, []
-        plan = self._scheduler.schedule(self._num_steps + 1)
+        self._planned = self._scheduler.schedule(self._num_steps + 1)
+        if self._planned is not None:
+            updates += [self._update(seq, (), None, None) for seq in self._planned.started]
+        return updates
+
+    def run(self) -> list[Update]:
+        """Launch the planned step, then take in the step before (with overlap) or the same one (without)."""
+        plan, self._planned = self._planned, None
         if plan is not None:
             self._launch(plan)
-            updates += [self._update(seq, (), None, None) for seq in plan.started]
         elif not self._in_flight:
             self._block()
+        updates: list[Update] = []
         num_left = 1 if plan is not None and self._overlap else 0
         while len(self._in_flight) > num_left:
             self._commit(self._in_flight.popleft(), updates)

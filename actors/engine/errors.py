@@ -3,6 +3,7 @@
 EngineError
 |-- DuplicateRequest     two live requests with one id
 |-- RequestTooLarge      no state of this worker could ever serve the request
+|-- RequestEnded         the request came with its last token: there is no KV to fetch for it
 |-- ImportStateError     a hand-over call that its import is not ready for
 |-- NoProgress           work is left, nothing runs and nobody outside holds blocks: a bug, not a load
 `-- IntegrityError       the block accounting does not add up: a bug
@@ -30,6 +31,11 @@ class RequestTooLarge(EngineError):
         )
         self.needed_blocks = needed_blocks
         self.present_blocks = present_blocks
+
+
+class RequestEnded(EngineError):
+    def __init__(self, request_id: str, finish: str) -> None:
+        super().__init__(f"request {request_id!r} came with its last token ({finish}); submit it to hear so")
 
 
 class ImportStateError(EngineError):

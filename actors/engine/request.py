@@ -36,17 +36,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """One sequence to generate. `tokens` may already hold output (a migrated request): the last `num_output` of them."""
+    """One sequence to generate. The last `num_output` of `tokens` are output already: a migrated request."""
 
     id: str
     tokens: tuple[int, ...]
     sampling: SamplingParams
     num_output: int = 0
     cache_salt: str = ""
-    priority: int = 0
-    deadline_s: float | None = (
-        None  # seconds left when the message was sent; clocks are never compared across processes
-    )
+    priority: int = 0  # lower goes first
+    deadline_s: float | None = None  # seconds left when sent: clocks are not compared
 
     @property
     def prompt_len(self) -> int:

@@ -12,6 +12,7 @@ from operator import attrgetter
 
 from baton.actors.engine.batch import Admission, Batch, Row
 from baton.actors.engine.block_space import BlockSpace
+from baton.actors.engine.prefix_cache import Match
 from baton.actors.engine.room import Room
 from baton.actors.engine.sequence import Sequence, Status
 from baton.actors.engine.waiting_queue import WaitingQueue
@@ -102,16 +103,18 @@ class Scheduler:
     def _preempt_for(self, short: list[Sequence]) -> list[Sequence]:
         """Preempt the youngest until each of `short` has its block, now or when the steps in flight end.
 
-        Returns who is still short, eldest first. The eldest of all is never preempted, so it always gets on; nor is
-        an exported sequence, whose blocks a peer may be reading.
+        Returns who is still short, eldest first. An exported sequence is never preempted: a peer may be reading its
+        blocks. Nor is the eldest of all, so that it always gets on; unless it holds blocks twice, its own and the
+        cache's: then it goes back to start at once on the cache's, where all its KV is.
         """
         victims = sorted(
             (seq for seq in self._prefilling + self._decoding if not seq.is_export), key=attrgetter("rank")
         )
-        while len(victims) > 1 and len(short) > self._space.pool.num_available + self._space.num_returning:
+        while victims and len(short) > self._space.pool.num_available + self._space.num_returning:
             victim = victims.pop()
-            self._preempt(victim)
-            short = [seq for seq in short if seq is not victim]
+            if victims or victim.table.duplicates:
+                self._preempt(victim)
+                short = [seq for seq in short if seq is not victim]
         return sorted(short, key=attrgetter("rank"))
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -152,14 +155,17 @@ class Scheduler:
         sequence = self._waiting.select(self._num_uncached)
         return None if sequence is None or self._space.is_in_flight(sequence.last_step) else sequence
 
-    def _num_uncached(self, sequence: Sequence) -> int:
+    def _match(self, sequence: Sequence) -> Match:
         num_tokens, block_size = len(sequence.tokens), self._space.block_size
         sequence.hash_blocks(block_size, num_tokens // block_size)
-        return num_tokens - self._space.match(sequence.hashes, num_tokens).num_blocks * block_size
+        return self._space.match(sequence.hashes, num_tokens)
+
+    def _num_uncached(self, sequence: Sequence) -> int:
+        return len(sequence.tokens) - self._match(sequence).num_blocks * self._space.block_size
 
     def _start(self, sequence: Sequence) -> bool:
         """Move a waiting sequence to the running ones, with blocks for all its tokens; False when there is no room."""
-        match = self._space.match(sequence.hashes, len(sequence.tokens))
+        match = self._match(sequence)
         num_new = self._space.blocks_for(len(sequence.tokens)) - match.num_blocks
         if not self._room.enter(sequence, num_new + match.num_unheld):
             sequence.was_denied = True

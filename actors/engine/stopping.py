@@ -28,6 +28,13 @@ class StopRules:
             max_len=min(request.prompt_len + sampling.max_tokens, capacity),
         )
 
+    def ended(self, request: Request) -> FinishReason | None:
+        """Decide whether a migrated request came with its last token: its old worker died before it said so."""
+        num_tokens = len(request.tokens)
+        if request.num_output:
+            return self.reason(request.tokens[-1], num_tokens)
+        return "length" if num_tokens >= self.max_len else None
+
     def reason(self, token: int, num_tokens: int) -> FinishReason | None:
         """Decide whether `token`, the last of `num_tokens`, ends the sequence."""
         if token in self.stop_ids and num_tokens > self.min_len:

@@ -1,7 +1,10 @@
-"""A real engine on a fake device whose KV lies in a real tensor: a hand-over that moves the wrong bytes changes the text."""
+"""A real engine on a fake device whose KV lies in a real tensor: moving the wrong bytes changes the text."""
 
 from __future__ import annotations
 
+from collections import deque
+
+import msgspec
 import numpy as np
 import torch
 
@@ -24,23 +27,18 @@ LAYOUT = KVLayout(
 )
 
 
-def build_fake_engine(config: WorkerConfig) -> BuiltEngine:
+def build_fake_engine(config: WorkerConfig, step_s: float = 0.0) -> BuiltEngine:
     """Build an engine on a FakeRunner; `engine.num_blocks` must be set."""
     assert config.engine.num_blocks is not None
     num_blocks, block_size = config.engine.num_blocks, config.engine.block_size
-    runner = FakeRunner(num_blocks, block_size)
+    runner = FakeRunner(num_blocks, block_size, step_s=step_s)
+    runner.launched = deque(maxlen=1)  # type: ignore[assignment]  # a worker that lives long must not keep them all
     kv = torch.full((num_blocks, block_size), -1, dtype=torch.int64)
     cells: np.ndarray = kv.numpy().view(np.uint64)
     runner.kv = [memoryview(row) for row in cells]  # type: ignore[misc]  # ints in and out, bytes shared with kv
     max_context = config.engine.max_context or 1000
-    engine = Engine(
-        config.engine, runner, num_blocks=num_blocks, max_context=max_context, eos_token_ids=frozenset({0})
-    )
+    engine = Engine(config.engine, runner, num_blocks=num_blocks, max_context=max_context, eos_token_ids=frozenset({0}))
     return BuiltEngine(
-        engine=engine, kv=kv, layout=LAYOUT.__class__(**{**_fields(LAYOUT), "block_size": block_size}),
+        engine=engine, kv=kv, layout=msgspec.structs.replace(LAYOUT, block_size=block_size),
         num_blocks=num_blocks, max_context=max_context,
     )  # fmt: skip
-
-
-def _fields(layout: KVLayout) -> dict[str, object]:
-    return {name: getattr(layout, name) for name in layout.__struct_fields__}

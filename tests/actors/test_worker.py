@@ -133,14 +133,16 @@ async def test_a_prompt_prefilled_by_a_peer_gives_the_same_tokens(num_prompt: in
 
 
 async def test_the_second_turn_moves_only_what_decode_lacks() -> None:
-    async with running("prefill", "p0") as (_, p_info), running("decode", "d0") as (_, d_info):
-        async with Client(d_info.peer.address) as client:
-            first = request(32, 8)
-            answer = text(await client.finish(first, p_info.peer))
-            second = Request(
-                id=f"r{next(IDS)}", tokens=(*first.tokens, *answer, *range(1, 30)), sampling=first.sampling
-            )
-            outputs = await client.finish(second, p_info.peer)
+    async with (
+        running("prefill", "p0") as (_, p_info),
+        running("decode", "d0") as (_, d_info),
+        Client(d_info.peer.address) as client,
+    ):
+        first = request(32, 8)
+        answer = text(await client.finish(first, p_info.peer))
+        tokens = (*first.tokens, *answer, *range(1, 30))
+        second = Request(id=f"r{next(IDS)}", tokens=tokens, sampling=first.sampling)
+        outputs = await client.finish(second, p_info.peer)
     assert text(outputs) == fake_output(second, 8)
     served = outputs[-1].served
     assert served is not None

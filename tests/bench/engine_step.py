@@ -1,6 +1,6 @@
 """Host time of one engine step with many decoding sequences: schedule and commit, a runner that costs nothing.
 
-    python tests/bench/engine_step.py [num_sequences] [num_steps]
+python tests/bench/engine_step.py [num_sequences] [num_steps]
 """
 
 from __future__ import annotations

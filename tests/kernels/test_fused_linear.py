@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from baton.kernels.fused_linear import NormWeight, linear_add, norm_gated_linear, norm_linear
+from baton.kernels.linear import DenseLinear
 from baton.kernels.skinny_linear_triton import skinny_linear_add, skinny_norm_linear, skinny_norm_silu_linear
 
 WIDTH, FEATURES, EPS = 2048, 128, 1e-5
@@ -34,7 +35,7 @@ def test_norm_and_linear_in_one_pass(device: torch.device, rows: int) -> None:
     h, norm, weight = _random(device, rows, WIDTH), _random(device, WIDTH), _random(device, FEATURES, WIDTH) / 40
     wanted = _normed(h, norm) @ weight.double().t()
     assert _error(skinny_norm_linear(h, norm, EPS, weight), wanted) < _tolerance(device)
-    assert _error(norm_linear(h, NormWeight(norm, EPS), weight, None), wanted) < _tolerance(device)
+    assert _error(norm_linear(h, NormWeight(norm, EPS), DenseLinear(weight)), wanted) < _tolerance(device)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 8])
@@ -43,7 +44,7 @@ def test_norm_linear_and_activation_in_one_pass(device: torch.device, rows: int)
     both = _normed(h, norm) @ weight.double().t()
     wanted = torch.nn.functional.silu(both[:, :FEATURES]) * both[:, FEATURES:]
     assert _error(skinny_norm_silu_linear(h, norm, EPS, weight), wanted) < _tolerance(device)
-    assert _error(norm_gated_linear(h, NormWeight(norm, EPS), weight, "silu"), wanted) < _tolerance(device)
+    assert _error(norm_gated_linear(h, NormWeight(norm, EPS), DenseLinear(weight), "silu"), wanted) < _tolerance(device)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 8])
@@ -51,4 +52,4 @@ def test_linear_and_residual_in_one_pass(device: torch.device, rows: int) -> Non
     x, h, weight = _random(device, rows, WIDTH), _random(device, rows, FEATURES), _random(device, FEATURES, WIDTH) / 40
     wanted = h.double() + x.double() @ weight.double().t()
     assert _error(skinny_linear_add(x, weight, h), wanted) < _tolerance(device)
-    assert _error(linear_add(x, weight, h), wanted) < _tolerance(device)
+    assert _error(linear_add(x, DenseLinear(weight), h), wanted) < _tolerance(device)

@@ -41,6 +41,6 @@ def test_triton_equals_the_reference(block_size: int, head_dim: int, dtype: torc
     kv[0, 0, 0, :, 1] = 0
     kv = kv.to(device, dtype)
     expected, actual = quantise_kv_reference(kv), quantise_kv_triton(kv)
-    assert torch.equal(actual.scales, expected.scales)
+    torch.testing.assert_close(actual.scales, expected.scales, rtol=1e-6, atol=0)  # a GPU may divide by reciprocal
     assert torch.equal(actual.values.float(), expected.values.float())
     assert torch.equal(dequantise_kv_triton(actual, dtype), dequantise_kv_reference(expected, dtype))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -48,12 +48,16 @@ class Rig:
             stream.num_own_requests or stream.num_own_tokens for stream in streams
         )
 
+    def generate(self, request: Request) -> AsyncGenerator[Output, None]:
+        (place,) = self.dispatcher.admit([request])
+        return self.dispatcher.generate(request, place)
+
     async def run(self, request: Request) -> list[Output]:
-        return [output async for output in self.dispatcher.generate(request)]
+        return [output async for output in self.generate(request)]
 
 
 @asynccontextmanager
-async def rig(*workers: FakeWorker, config: RouterConfig | None = None) -> AsyncIterator[Rig]:
+async def rig(*workers: FakeWorker, config: RouterConfig | None = None) -> AsyncGenerator[Rig, None]:
     config = config or RouterConfig()
     index = PrefixIndex(predicted_s=config.predicted_prefix_s)
     membership = Membership(index, FAST)
@@ -106,7 +110,7 @@ class Served:
 @asynccontextmanager
 async def served(
     tokenizer: Tokenizer, *workers: FakeWorker, config: RouterConfig | None = None
-) -> AsyncIterator[Served]:
+) -> AsyncGenerator[Served, None]:
     quick = {"reconnect_first_s": 0.01, "reconnect_max_s": 0.05, "drain_s": 0.0}
     gateway = Gateway((config or RouterConfig()).model_copy(update=quick), "unused", MODEL)
     url = await gateway.serve(tokenizer)

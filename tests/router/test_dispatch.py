@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 import pytest
-from fake_workers import FakeWorker, counting
+from fake_workers import FakeRunning, FakeWorker, counting
 from rig import a_request, rig, tokens_of, until
 
 from baton.actors.messages import Output
@@ -44,7 +44,7 @@ async def test_closing_the_generator_cancels_the_request() -> None:
     worker = FakeWorker()
     worker.num_steps_allowed = 1
     async with rig(worker) as router:
-        outputs = router.dispatcher.generate(a_request())
+        outputs = router.generate(a_request())
         await anext(outputs)
         await outputs.aclose()
         await until(lambda: worker.num_running == 0)
@@ -76,7 +76,7 @@ async def test_a_dead_decode_worker_is_replaced_from_the_tokens_given() -> None:
     workers = [FakeWorker(worker_id="a"), FakeWorker(worker_id="b")]
     workers[0].num_steps_allowed = 3
     async with rig(*workers) as router:
-        outputs = router.dispatcher.generate(a_request())
+        outputs = router.generate(a_request())
         given = await lose_after(outputs, workers[0], 3)
         given += [output async for output in outputs]
         assert tokens_of(given) == EXPECTED
@@ -94,7 +94,7 @@ async def test_with_no_worker_left_the_loss_is_a_retryable_error() -> None:
     worker = FakeWorker()
     worker.num_steps_allowed = 2
     async with rig(worker) as router:
-        outputs = router.dispatcher.generate(a_request())
+        outputs = router.generate(a_request())
         await lose_after(outputs, worker, 2)
         with pytest.raises(WorkerLost, match="no other can go on") as caught:
             async for _ in outputs:
@@ -107,7 +107,7 @@ async def test_a_lost_frame_makes_the_same_worker_go_on() -> None:
     worker = FakeWorker()
     worker.num_steps_allowed = 2
     async with rig(worker) as router:
-        outputs = router.dispatcher.generate(a_request())
+        outputs = router.generate(a_request())
         given = [await anext(outputs)]
         worker.skips_frame = True
         worker.num_steps_allowed = None
@@ -135,17 +135,23 @@ async def test_a_worker_that_drops_a_request_does_not_get_it_again() -> None:
         assert [len(worker.submits) for worker in workers] == [1, 1]
 
 
+class Unfinishing(FakeWorker):
+    """Dies before it can say that the last token was the last."""
+
+    def _advance(self, running: FakeRunning) -> Output:
+        return msgspec.structs.replace(super()._advance(running), finish=None)
+
+
 async def test_if_only_the_finish_was_lost_the_request_is_complete() -> None:
-    workers = [FakeWorker(lambda r: [(5,), (6,)], worker_id="a"), FakeWorker(worker_id="b")]
-    workers[0].num_steps_allowed = 2
+    workers = [Unfinishing(worker_id="a"), FakeWorker(worker_id="b")]
+    workers[0].num_steps_allowed = 3
     async with rig(*workers) as router:
-        complete = msgspec.structs.replace(a_request(max_tokens=3), num_output=0)
-        workers[0].script = lambda r: [(5,), (6,), (7,)]
-        outputs = router.dispatcher.generate(complete)
-        given = await lose_after(outputs, workers[0], 2)
+        outputs = router.generate(a_request(max_tokens=3))
+        given = await lose_after(outputs, workers[0], 3)
         given += [output async for output in outputs]
         assert len(tokens_of(given)) == 3
         assert given[-1].finish == "length"
+        assert not workers[1].submits
 
 
 async def test_an_error_of_the_worker_is_not_retried() -> None:

@@ -105,7 +105,7 @@ async def test_a_stop_string_ends_text_tokens_and_worker(tokenizer: Tokenizer, s
             chunks = [json.loads(event) for event in events[:-1]]
             choices = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
             text = "".join(choice["delta"].get("content", "") for choice in choices)
-            logprobs = [entry for choice in choices for entry in (choice["logprobs"] or {"content": []})["content"]]
+            logprobs = [entry for choice in choices if choice["logprobs"] for entry in choice["logprobs"]["content"]]
             finish, usage = choices[-1]["finish_reason"], chunks[-1]["usage"]
         else:
             reply = (await api.chat(**fields)).json()

@@ -14,17 +14,17 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 from baton.router.errors import InvalidRequest
 from baton.router.tokenizer import Tokenizer, UnsupportedTokenizer
 
-IM_START, IM_END = 1, 2
 TEMPLATE = (
-    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('System role not supported') }}"
-    "{% endif %}<|turn|>{{ m['content'] | trim }}{% endfor %}"
+    "{{ bos_token }}{% for m in messages %}"
+    "{% if m['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "<|turn|>{{ m['content'] | trim }}{% endfor %}"
 )
 
 
 def hf_tokenizer(**options: Any) -> Any:
     """A byte-level tokenizer with no merges, that adds BOS by itself and forbids a system role."""
     alphabet = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    backend = tokenizers.Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    backend: Any = tokenizers.Tokenizer(models.BPE(vocab=alphabet, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(["<s>", "<|turn|>"])
@@ -41,7 +41,8 @@ def hf_tokenizer(**options: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def reference(smollm_path: Path) -> Any:
-    return transformers.AutoTokenizer.from_pretrained(str(smollm_path.parent), gguf_file=smollm_path.name)
+    auto: Any = transformers.AutoTokenizer
+    return auto.from_pretrained(str(smollm_path.parent), gguf_file=smollm_path.name)
 
 
 @pytest.mark.parametrize(

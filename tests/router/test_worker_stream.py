@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -21,7 +21,7 @@ def request(id: str, max_tokens: int = 3) -> Submit:
 
 
 @asynccontextmanager
-async def connected(worker: FakeWorker) -> AsyncIterator[tuple[WorkerStream, PrefixIndex]]:
+async def connected(worker: FakeWorker) -> AsyncGenerator[tuple[WorkerStream, PrefixIndex], None]:
     index = PrefixIndex()
     stream = WorkerStream(await worker.start(), index, FAST)
     stream.start()

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-
 from baton.actors.engine.model_reference import ModelNotFoundError, resolve_model
 
 

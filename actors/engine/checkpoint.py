@@ -1,0 +1,56 @@
+"""From a Hugging Face directory or a .gguf file to a model on a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton.actors.engine.loader_gguf import GGUFWeights
+from baton.actors.engine.loader_safetensors import SafetensorsWeights, read_hf_config
+from baton.actors.engine.model_config import ModelConfig, UnsupportedModelError
+from baton.actors.engine.models.gemma3 import Gemma3
+from baton.actors.engine.models.llama import Llama
+from baton.actors.engine.models.model import Model
+from baton.actors.engine.models.qwen import Qwen2, Qwen3
+from baton.actors.engine.weights import DummyWeights, Placement, Weights, WeightSource
+
+MODELS: dict[str, type[Llama]] = {
+    "LlamaForCausalLM": Llama,
+    "MistralForCausalLM": Llama,  # its sliding window is the config's to say
+    "Qwen2ForCausalLM": Qwen2,
+    "Qwen3ForCausalLM": Qwen3,
+    "Gemma3ForCausalLM": Gemma3,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    config: ModelConfig
+    source: WeightSource
+
+
+def open_checkpoint(path: Path, *, dummy: bool = False) -> Checkpoint:
+    """Read the config and find the tensors; no weight is read yet. A dummy needs no tensors: config.json will do."""
+    if path.suffix == ".gguf":
+        gguf = GGUFWeights(path)
+        return Checkpoint(ModelConfig.from_hf(gguf.hf_config()), DummyWeights() if dummy else gguf)
+    config = ModelConfig.from_hf(read_hf_config(path))
+    return Checkpoint(config, DummyWeights() if dummy else SafetensorsWeights(path))
+
+
+def build_model(checkpoint: Checkpoint, placement: Placement, *, block_size: int, max_context: int) -> Model:
+    config = checkpoint.config
+    if config.architecture not in MODELS:
+        raise UnsupportedModelError(
+            f"architecture {config.architecture!r} is not supported; supported: {', '.join(MODELS)}"
+        )
+    if placement.shard.world > 1:
+        raise UnsupportedModelError("tensor parallelism is not supported yet; use one rank per model")
+    if max_context > config.max_context:
+        raise UnsupportedModelError(
+            f"max_context {max_context} exceeds the model's {config.max_context}; lower it to that or less"
+        )
+    weights = Weights(checkpoint.source, placement)
+    model = MODELS[config.architecture](config, weights, block_size, max_context)
+    weights.check_all_read(*(("lm_head.weight",) if config.tie_embeddings else ()))
+    return model

