@@ -14,7 +14,8 @@ from typer.core import TyperGroup
 from baton.actors.engine.model_reference import ModelNotFoundError
 from baton.cluster.errors import ClusterError
 
-INTERRUPTED = 130  # what a shell reports for a command that SIGINT ended
+# What a shell reports for a command that the signal ended.
+INTERRUPTED, TERMINATED = 130, 143
 
 
 class BatonCommands(TyperGroup):
@@ -27,6 +28,8 @@ class BatonCommands(TyperGroup):
             raise typer.Exit(1) from error
         except KeyboardInterrupt as interrupt:
             raise typer.Exit(INTERRUPTED) from interrupt
+        except asyncio.CancelledError as cancelled:
+            raise typer.Exit(TERMINATED) from cancelled
 
 
 app = typer.Typer(
@@ -55,13 +58,15 @@ def demo(
 
 
 @app.command()
-def serve(config: Annotated[Path, typer.Argument(help="A YAML file; see the examples in deploy/.")]) -> None:
+def serve(path: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file; deploy/ has examples.")]) -> None:
     """Bring up the cluster that CONFIG describes and serve until SIGINT or SIGTERM."""
     from baton.cluster.config import load_config
+    from baton.cluster.ray_launcher import RayLauncher
     from baton.cluster.serve import serve as run
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    asyncio.run(run(load_config(config)))
+    config = load_config(path)
+    asyncio.run(run(config, RayLauncher(config, log_to_driver=True)))
 
 
 @app.command()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.resources
 import json
 import sys
+from pathlib import Path
 
 import httpx
 import msgspec
@@ -13,14 +13,16 @@ from baton.cluster.chat import Conversation, account, console
 from baton.cluster.chat_client import TIMEOUT, Answer, ChatClient
 from baton.cluster.config import ClusterConfig, load_config
 from baton.cluster.errors import RequestFailedError
+from baton.cluster.ray_launcher import RayLauncher
 from baton.cluster.serve import messages, serving
 
 DEFAULT_PROMPT = "What is the capital of France?"
 
 
 def demo_config() -> ClusterConfig:
-    with importlib.resources.as_file(importlib.resources.files("baton.deploy") / "demo.yaml") as path:
-        return load_config(path)
+    # Beside this folder in a checkout and in an installed package alike; importlib.resources cannot read a namespace
+    # package through setuptools' editable finder.
+    return load_config(Path(__file__).parents[1] / "deploy" / "demo.yaml")
 
 
 async def demo(prompt: str | None, *, max_tokens: int, as_json: bool) -> None:
@@ -28,7 +30,7 @@ async def demo(prompt: str | None, *, max_tokens: int, as_json: bool) -> None:
     config = demo_config()
     question = prompt or DEFAULT_PROMPT
     async with (
-        serving(config, log_to_driver=False) as address,
+        serving(config, RayLauncher(config)) as address,
         httpx.AsyncClient(base_url=address, timeout=TIMEOUT) as http,
     ):
         conversation = Conversation(

@@ -86,7 +86,7 @@ class RayLauncher:
         self._actors: list[Any] = []
 
     async def place(self, specs: Sequence[WorkerSpec]) -> None:
-        self._connect()
+        self.connect()
         bundles = [Bundle(spec.num_cpus, spec.num_gpus) for spec in specs]
         check_fits(bundles, _nodes())
         try:
@@ -97,7 +97,8 @@ class RayLauncher:
             self._release()
             raise
 
-    def _connect(self) -> None:
+    def connect(self) -> None:
+        """Join Ray, or start it; blocks for seconds, and takes SIGTERM over as Ray does. Idempotent."""
         if ray.is_initialized():
             return
         settings = self._config.ray

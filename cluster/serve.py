@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 
 from rich.console import Console
 
@@ -18,8 +18,8 @@ messages = Console(stderr=True, highlight=False)
 
 
 @asynccontextmanager
-async def serving(config: ClusterConfig, *, log_to_driver: bool) -> AsyncGenerator[str]:
-    """Bring `config` up with progress on stderr, yield the gateway's address, take everything down."""
+async def serving(config: ClusterConfig, launcher: RayLauncher) -> AsyncGenerator[str]:
+    """Bring `config` up with progress on stderr, yield the gateway's address, take everything down; so on SIGTERM."""
     if config.ray.address == LOCAL:
         resolve_model(config.worker.model)  # says what is missing before Ray takes its seconds to start
     with messages.status("starting Ray") as progress:
@@ -27,28 +27,36 @@ async def serving(config: ClusterConfig, *, log_to_driver: bool) -> AsyncGenerat
         def show(statuses: tuple[Status, ...]) -> None:
             progress.update("  ".join(f"{status.name} [bold]{status.state}[/bold]" for status in statuses))
 
-        supervisor = Supervisor(config, RayLauncher(config, log_to_driver=log_to_driver), on_change=show)
-        async with supervised(supervisor) as address:
-            progress.stop()
-            yield address
+        launcher.connect()
+        with _cancelled_by_sigterm():
+            async with supervised(Supervisor(config, launcher, on_change=show)) as address:
+                progress.stop()
+                yield address
 
 
-async def serve(config: ClusterConfig) -> None:
+@contextmanager
+def _cancelled_by_sigterm() -> Generator[None]:
+    """Replace Ray's own handler, which would end the process on the spot."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+
+
+async def serve(config: ClusterConfig, launcher: RayLauncher) -> None:
     """Serve until SIGINT or SIGTERM; a second signal cuts the draining short."""
-    async with serving(config, log_to_driver=True) as address:
+    async with serving(config, launcher) as address:
+        signalled = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, signalled.set)
         pools = ", ".join(f"{pool.replicas} {role}" for role, pool in config.pools.items())
-        messages.print(
-            f"[bold green]serving[/bold green] {config.worker.served_name} at {address}/v1 ({pools}); Ctrl-C stops"
-        )
-        await _until_signalled()
-        messages.print("stopping: running requests may end first; Ctrl-C again to cut them off")
-
-
-async def _until_signalled() -> None:
-    loop = asyncio.get_running_loop()
-    signalled = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, signalled.set)
-    await signalled.wait()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.remove_signal_handler(number)
+        name = config.worker.served_name
+        messages.print(f"[bold green]serving[/bold green] {name} at {address}/v1 ({pools}); Ctrl-C stops")
+        await signalled.wait()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+        messages.print("stopping: running requests may end first; Ctrl-C again cuts them off")

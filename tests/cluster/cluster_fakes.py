@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import psutil
+
 from baton.actors.engine.updates import BlockCounts
 from baton.actors.messages import PeerAddress, Role, WorkerInfo
 from baton.cluster.config import WorkerSpec
@@ -134,3 +136,17 @@ class FakeLauncher:
 
     async def close(self) -> None:
         self.is_closed = True
+
+
+async def until_gone(pids: Sequence[int], *, timeout_s: float = 20.0) -> None:
+    """Wait until none of these processes is left; TimeoutError says that one is."""
+    async with asyncio.timeout(timeout_s):
+        while any(_is_running(pid) for pid in pids):
+            await asyncio.sleep(0.05)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

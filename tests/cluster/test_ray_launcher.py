@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import ray
 import ray.cloudpickle
 import tiny_processes
+from cluster_fakes import until_gone
 from tiny_processes import TinyGateway, TinyWorker
 
 from baton.cluster.config import ClusterConfig
@@ -25,8 +22,6 @@ from baton.cluster.supervisor import Supervisor, supervised
 
 pytestmark = pytest.mark.usefixtures("shared_ray")
 
-HERE = Path(__file__).parent
-RAYS_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")  # idle without a raylet; Ray ends them after 60 s
 
 ray.cloudpickle.register_pickle_by_value(tiny_processes)  # actors do not find this folder
 
@@ -49,12 +44,6 @@ async def until_free(num_cpus: float) -> None:
     """Wait until Ray has taken its reservations back; it does so a moment after it was told."""
     async with asyncio.timeout(10):
         while ray.available_resources().get("CPU", 0.0) != num_cpus:
-            await asyncio.sleep(0.05)
-
-
-async def until_gone(pids: list[int]) -> None:
-    async with asyncio.timeout(20):
-        while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
             await asyncio.sleep(0.05)
 
 
@@ -116,21 +105,3 @@ async def test_what_others_hold_is_waited_for_until_the_deadline_and_nothing_sta
         with pytest.raises(ResourcesShortError, match="but 1 not placed with 2 CPU free"):
             await supervisor(config(pools={"both": {"replicas": 2, "num_cpus": 3}})).start()
         await until_free(8 - 3)
-
-
-async def test_nothing_outlives_a_driver_that_is_killed() -> None:
-    path = os.pathsep.join([str(HERE), *sys.path])
-    driver = subprocess.Popen(
-        [sys.executable, HERE / "orphan_driver.py"],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": path},
-    )
-    try:
-        assert driver.stdout is not None
-        processes: dict[str, str] = json.loads(await asyncio.to_thread(driver.stdout.readline))
-    finally:
-        driver.kill()
-        driver.wait()
-    assert {"ray::WorkerActor", "ray::GatewayActor", "raylet", "gcs_server"} <= set(processes.values())
-    await until_gone([int(pid) for pid, name in processes.items() if name not in RAYS_AGENTS])
