@@ -107,7 +107,9 @@ class Scheduler:
         blocks. Nor is the eldest of all, so that it always gets on; unless it holds blocks twice, its own and the
         cache's: then it goes back to start at once on the cache's, where all its KV is.
         """
-        victims = sorted((seq for seq in self._prefilling + self._decoding if not seq.is_export), key=attrgetter("rank"))
+        victims = sorted(
+            (seq for seq in self._prefilling + self._decoding if not seq.is_export), key=attrgetter("rank")
+        )
         while victims and len(short) > self._space.pool.num_available + self._space.num_returning:
             victim = victims.pop()
             if victims or victim.table.duplicates:

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import pytest
 
 from baton.actors.engine.errors import DuplicateRequest
-from baton.actors.engine.request import SamplingParams, TokenLogprobs
+from baton.actors.engine.request import TokenLogprobs
 from tests.actors.engine.rig import EOS, Rig, make_request
 from tests.fakes import fake_kv, fake_output
 
@@ -136,7 +137,9 @@ def test_chunk_and_block_borders_change_nothing(prompt: int, overlap: bool) -> N
         rig.submit(make_request(f"{life} a", prompt, max_tokens=9))
         rig.submit(make_request(f"{life} b", prompt + 1, max_tokens=9))
         rig.run()
-        full_blocks = {tuple(fake_kv(r.tokens, 4)[number]) for r in rig.requests.values() for number in range(prompt // 4)}
+        full_blocks = {
+            tuple(fake_kv(r.tokens, 4)[number]) for r in rig.requests.values() for number in range(prompt // 4)
+        }
         assert full_blocks <= {tuple(block) for block in rig.runner.kv}
     samples = [row for batch in rig.runner.launched for row in batch.rows if row.sample and len(row.tokens) > 1]
     assert {row.end for row in samples} <= {prompt, prompt + 1}  # never after a chunk that is not the last
@@ -293,17 +296,14 @@ def _num_reachable_items(root: object) -> int:
     total, todo = 0, [root]
     while todo:
         item = todo.pop()
-        if id(item) in seen or isinstance(item, str | bytes | int | float | SamplingParams | Rig):
+        if id(item) in seen or isinstance(item, str | bytes):
             continue
         seen.add(id(item))
-        if isinstance(item, dict):
-            total += len(item)
-            todo += [*item.keys(), *item.values()]
-        elif hasattr(item, "__iter__"):
-            members = list(item)  # pyright: ignore[reportArgumentType, reportUnknownVariableType, reportUnknownArgumentType]
+        if isinstance(item, dict | list | tuple | set | frozenset | deque):
+            members = [*item.items()] if isinstance(item, dict) else [*item]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
             total += len(members)  # pyright: ignore[reportUnknownArgumentType]
             todo += members
         elif type(item).__module__.startswith("baton.actors.engine"):
             names = [*getattr(item, "__slots__", ()), *getattr(item, "__dict__", ())]
-            todo += [getattr(item, name) for name in names if hasattr(item, name)]
+            todo += [getattr(item, name) for name in names]
     return total
