@@ -217,9 +217,12 @@ class Worker:
 
     def _submit(self, session: GatewaySession, submit: Submit) -> None:
         request = submit.request
-        refusal = self._refusal(request.id)
-        if refusal is not None:
-            session.add_output(Output(request_id=request.id, finish="error", error=refusal))
+        if self._is_draining:
+            session.add_output(Output(request_id=request.id, finish="cancelled"))  # unasked: try another worker
+            return
+        if request.id in self._live:
+            error = f"request id {request.id!r} is already live on worker {self.worker_id}: ids must be fresh"
+            session.add_output(Output(request_id=request.id, finish="error", error=error))
             return
         live = self._live[request.id] = _Live(Generation(submit, self.worker_id, time.monotonic), session)
         session.request_ids.add(request.id)
@@ -227,13 +230,6 @@ class Worker:
             self._steps.post(lambda engine: engine.submit(request))
         else:
             live.fetch = asyncio.create_task(self._fetch(submit, submit.prefill))
-
-    def _refusal(self, request_id: str) -> str | None:
-        if self._is_draining:
-            return f"worker {self.worker_id} is draining: send the request to another one"
-        if request_id in self._live:
-            return f"request id {request_id!r} is already live on worker {self.worker_id}: ids must be fresh"
-        return None
 
     async def _fetch(self, submit: Submit, peer: PeerAddress) -> None:
         request = submit.request

@@ -12,28 +12,41 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 class EngineConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    block_size: int = Field(16, ge=1, description="tokens in one KV block; equal on prefill and decode workers")
-    num_blocks: int | None = Field(None, ge=1, description="KV blocks of this worker; None = as many as memory holds")
-    max_context: int | None = Field(None, ge=2, description="tokens of prompt and output; None = the model's own limit")
-    max_num_seqs: int = Field(256, ge=1, description="sequences that run at once; also the number of sampling slots")
+    block_size: int = Field(default=16, ge=1, description="tokens in one KV block; equal on prefill and decode workers")
+    num_blocks: int | None = Field(
+        default=None, ge=1, description="KV blocks of this worker; None = as many as memory holds"
+    )
+    max_context: int | None = Field(
+        default=None, ge=2, description="tokens of prompt and output; None = the model's own limit"
+    )
+    max_num_seqs: int = Field(
+        default=256, ge=1, description="sequences that run at once; also the number of sampling slots"
+    )
     max_step_tokens: int = Field(
-        4096, ge=1, description="tokens computed in one step, decodes and prefill chunks together"
+        default=4096, ge=1, description="tokens computed in one step, decodes and prefill chunks together"
     )
     max_prefill_chunk: int = Field(
-        2048, ge=1, description="tokens that one prompt may take of a step while other prompts want their part"
+        default=2048, ge=1, description="tokens that one prompt may take of a step while other prompts want their part"
     )
     overlap: bool | None = Field(
-        None, description="launch a step before the sampled ids of the step before are known; None = on a GPU only"
+        default=None,
+        description="launch a step before the sampled ids of the step before are known; None = on a GPU only",
     )
-    prefix_cache: bool = Field(True, description="keep the KV of ended sequences for prompts that start the same")
+    prefix_cache: bool = Field(
+        default=True, description="keep the KV of ended sequences for prompts that start the same"
+    )
     headroom_blocks: int = Field(
-        1, ge=0, description="blocks left free for each running sequence when another one enters"
+        default=1, ge=0, description="blocks left free for each running sequence when another one enters"
     )
     max_preemptions: int = Field(
-        2, ge=1, description="preemptions of one sequence after which it re-enters only with room for its whole output"
+        default=4,
+        ge=1,
+        description="preemptions of one sequence after which it re-enters only with room for its whole output",
     )
     max_overtakes: int = Field(
-        16, ge=0, description="how many later requests of equal priority may start before the one that waits longest"
+        default=16,
+        ge=0,
+        description="how many later requests of equal priority may start before the one that waits longest",
     )
 
     @model_validator(mode="after")

@@ -146,10 +146,7 @@ class Engine:
 
         Ask again after a step: the refusal keeps the import's turn, but nobody calls back.
         """
-        blocks = self._imports.reserve(request_id)
-        if blocks is not None:
-            self._is_blocked = False  # its claim is gone; a refusal changes nothing, and must not make a caller spin
-        return blocks
+        return self._imports.reserve(request_id)
 
     def adopt_import(self, request_id: str, tokens: tuple[int, ...]) -> None:
         """All KV of the prompt is in place: decode on after the peer's one token, which the caller has delivered."""

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import pytest
 
 from baton.actors.engine.errors import DuplicateRequest
-from baton.actors.engine.request import SamplingParams, TokenLogprobs
+from baton.actors.engine.request import TokenLogprobs
 from tests.actors.engine.rig import EOS, Rig, make_request
 from tests.fakes import fake_kv, fake_output
 
@@ -295,17 +296,14 @@ def _num_reachable_items(root: object) -> int:
     total, todo = 0, [root]
     while todo:
         item = todo.pop()
-        if id(item) in seen or isinstance(item, str | bytes | int | float | SamplingParams | Rig):
+        if id(item) in seen or isinstance(item, str | bytes):
             continue
         seen.add(id(item))
-        if isinstance(item, dict):
-            total += len(item)
-            todo += [*item.keys(), *item.values()]
-        elif hasattr(item, "__iter__"):
-            members = list(item)  # pyright: ignore[reportArgumentType, reportUnknownVariableType, reportUnknownArgumentType]
+        if isinstance(item, dict | list | tuple | set | frozenset | deque):
+            members = [*item.items()] if isinstance(item, dict) else [*item]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
             total += len(members)  # pyright: ignore[reportUnknownArgumentType]
             todo += members
         elif type(item).__module__.startswith("baton.actors.engine"):
             names = [*getattr(item, "__slots__", ()), *getattr(item, "__dict__", ())]
-            todo += [getattr(item, name) for name in names if hasattr(item, name)]
+            todo += [getattr(item, name) for name in names]
     return total
