@@ -168,7 +168,7 @@ class Dispatcher:
         if last.tokens is not request.tokens or last.salt != request.cache_salt:
             last = self._last_hashes = _Hashes(request.tokens, request.cache_salt, {})
         if block_size not in last.by_size:
-            last.by_size[block_size] = block_hashes(request.tokens, block_size, root_hash(request.cache_salt, ""))
+            last.by_size[block_size] = block_hashes(request.tokens, block_size, root_hash(request.cache_salt))
         return last.by_size[block_size]
 
 

@@ -17,10 +17,10 @@ BlockHash = NewType("BlockHash", bytes)
 DIGEST_BYTES = 16
 
 
-def root_hash(*fields: str) -> BlockHash:
-    """Hash the namespace of a chain, e.g. `root_hash(salt, adapter)`; order matters, empty fields count."""
+def root_hash(salt: str = "", adapter: str = "") -> BlockHash:
+    """Hash the namespace of a chain; workers and routers must agree on it, so they all call this."""
     digest = blake2b(digest_size=DIGEST_BYTES)
-    for field in fields:
+    for field in (salt, adapter):
         data = field.encode()
         digest.update(len(data).to_bytes(8, "little"))
         digest.update(data)

@@ -100,7 +100,7 @@ async def check_sampling(api: AsyncOpenAI) -> None:
 
 
 async def check_refusals(api: AsyncOpenAI) -> None:
-    with pytest.raises(NotFoundError, match="gpt-9"):
+    with pytest.raises(NotFoundError, match=MODEL):
         await api.chat.completions.create(model="gpt-9", messages=CAPITAL)  # type: ignore[arg-type]
     for field, value in {"temperature": -1, "max_tokens": 100_000, "top_p": "high", "n": 1000}.items():
         with pytest.raises(BadRequestError) as refused:
