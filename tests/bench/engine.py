@@ -153,6 +153,38 @@ class Bench:
             end = max(end, stop)
         return 1 - busy / (end - spans[0][0])
 
+    def profile_decode(self, batch: int, num_steps: int = 20) -> None:
+        """Show where a decode step's device time goes."""
+        for _ in range(batch):
+            self.submit(1024, num_steps + 60)
+        while self.engine.waiting_tokens:
+            self.engine.step()
+        for _ in range(8):
+            self.engine.step()
+        self._profile(f"decode {batch}", num_steps, self.engine.step)
+        self.drain()
+
+    def profile_prefill(self, length: int) -> None:
+        def work() -> None:
+            self.submit(length, 1)
+            self.drain()
+
+        work()
+        self._profile(f"prefill {length}", 1, work)
+
+    def _profile(self, name: str, num: int, work: Callable[[], object]) -> None:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            for _ in range(num):
+                work()
+            torch.cuda.synchronize()
+        table = Table("kernel", "calls", "us each", "ms a step", title=name)
+        events = sorted(profile.key_averages(), key=lambda event: -event.device_time_total)
+        for event in events[:14]:
+            each = event.device_time_total / event.count
+            total = event.device_time_total / num / 1e3
+            table.add_row(event.key[:90], f"{event.count / num:.1f}", f"{each:.1f}", f"{total:.3f}")
+        self.console.print(table)
+
     def prefill(self, length: int, ceilings: Ceilings, repeats: int = 5) -> Result:
         times: list[float] = []
         for _ in range(repeats + 1):
@@ -278,7 +310,7 @@ def _number(value: float | None) -> str:
 
 def main(
     json_path: Annotated[Path | None, typer.Option("--json", help="write the figures here too")] = None,
-    only: Annotated[str, typer.Option(help="comma-separated parts: decode,prefill,throughput,mixed,idle")] = (
+    only: Annotated[str, typer.Option(help="comma-separated parts: decode,prefill,throughput,mixed,idle,profile")] = (
         "decode,prefill,throughput,mixed,idle"
     ),
 ) -> None:
@@ -305,6 +337,10 @@ def main(
             results.append(bench.throughput())
             progress.advance(task)
         mixed = bench.mixed() if "mixed" in parts else {}
+    if "profile" in parts:
+        for batch in (1, 8, 64, 256):
+            bench.profile_decode(batch)
+        bench.profile_prefill(8192)
     show(console, results)
     if mixed:
         console.print(mixed)
