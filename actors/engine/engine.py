@@ -126,7 +126,10 @@ class Engine:
         """
         self._check_new(request.id)
         self._check_fits(request)
-        return self._imports.open(self._sequence(request, export=False))
+        sequence = self._sequence(request, export=False)
+        if len(request.tokens) >= sequence.stops.max_len:
+            raise ImportStateError(request.id, "its output is complete already; submit it to learn how it ended")
+        return self._imports.open(sequence)
 
     def reserve_import(self, request_id: str) -> tuple[int, ...] | None:
         """Reserve our blocks for the prompt's blocks skip_blocks..num_blocks; None while there is no room.

@@ -36,7 +36,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """One sequence to generate. `tokens` may already hold output (a migrated request): the last `num_output` of them."""
+    """One sequence to generate. `tokens` may hold output already (a migrated request): the last `num_output`."""
 
     id: str
     tokens: tuple[int, ...]
@@ -44,9 +44,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     num_output: int = 0
     cache_salt: str = ""
     priority: int = 0  # lower goes first
-    deadline_s: float | None = (
-        None  # seconds left when the message was sent; clocks are never compared across processes
-    )
+    deadline_s: float | None = None  # seconds left when sent; clocks are never compared across processes
 
     @property
     def prompt_len(self) -> int:

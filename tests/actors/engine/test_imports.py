@@ -253,6 +253,8 @@ def test_calls_out_of_order_name_the_request_and_the_remedy() -> None:
         rig.engine.reserve_import("r")
     with pytest.raises(ImportStateError, match="one token, not 2"):
         rig.engine.adopt_import("r", (5, 6))
+    with pytest.raises(ImportStateError, match="complete already"):
+        rig.engine.open_import(make_request("done", 20, num_output=8, max_tokens=8))
     with pytest.raises(RequestTooLarge):
         rig.engine.open_import(make_request("huge", 1000))
 
