@@ -314,7 +314,7 @@ def main(
         "decode,prefill,throughput,mixed,idle"
     ),
 ) -> None:
-    console = Console(width=140)
+    console = Console(width=150)
     parts = only.split(",")
     ceilings = measure_ceilings()
     console.print(f"copy {ceilings.copy_bytes_per_s / 1e12:.2f} TB/s, bf16 product {ceilings.flops / 1e12:.0f} TFLOP/s")

@@ -182,6 +182,23 @@ def test_a_large_request_is_not_starved_of_blocks_by_small_ones(overlap: bool) -
     rig.check_idle()
 
 
+def test_a_cancelled_request_no_longer_claims_the_room_it_was_refused(overlap: bool) -> None:
+    rig = make_rig(overlap, 16, block_size=4, max_num_seqs=4, max_step_tokens=64)
+    rig.submit(make_request("running", unique(1, 20), max_tokens=20, ignore_eos=True))
+    rig.step()
+    rig.submit(make_request("large", unique(2, 60), max_tokens=2))
+    rig.step()
+    rig.submit(make_request("small", unique(3, 8), max_tokens=2))
+    rig.step()
+    assert rig.num_starts("large") == rig.num_starts("small") == 0
+    rig.engine.cancel("large")
+    del rig.requests["large"]
+    rig.step()
+    assert rig.num_starts("small") == 1
+    rig.run()
+    rig.check_idle()
+
+
 def test_work_that_can_never_run_raises_instead_of_spinning() -> None:
     rig = make_rig(True, 8, block_size=4, max_num_seqs=4, max_step_tokens=64)
     leaked = rig.engine._space.pool.allocate(5)  # pyright: ignore[reportPrivateUsage]
