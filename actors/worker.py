@@ -142,6 +142,7 @@ class Worker:
     async def drain(self) -> None:
         """Refuse new requests; return when those that run have ended."""
         self._is_draining = True
+        self._prefill.drain()
         while self._live or len(self._prefill):
             await asyncio.sleep(0.05)
 
