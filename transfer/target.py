@@ -100,11 +100,12 @@ class HandoverTarget:
         self, handover: str, peer: Incarnation, *, skip_blocks: int, num_blocks: int, request: msgspec.Raw, now: float
     ) -> Opened:
         """Ask a connected peer for the KV of a prompt's blocks skip_blocks..num_blocks."""
+        if not any(other.peer == peer for other in self._intakes):
+            self._heard[peer] = now  # until now it owed us no sign of life
         attempt = Attempt(peer, handover, next(self._epochs))
         self._intakes[attempt] = Intake(
             attempt=attempt, skip_blocks=skip_blocks, num_blocks=num_blocks, progress_at=now
         )
-        self._heard.setdefault(peer, now)
         message = Open(
             handover=handover, epoch=attempt.epoch, skip_blocks=skip_blocks, num_blocks=num_blocks, request=request
         )

@@ -84,6 +84,16 @@ def side() -> Side:
     return Side()
 
 
+def test_a_peer_that_had_nothing_to_say_for_long_is_not_taken_for_silent() -> None:
+    target = HandoverTarget(beat_s=1.0, stall_s=10.0)
+    target.on_peer_connected(ADDRESS, P, 0.0)
+    target.open("r1", P, skip_blocks=0, num_blocks=4, request=RAW, now=1000.0)
+    assert not any(isinstance(action, Fallback) for action in target.tick(1009.0))
+    target.open("r2", P, skip_blocks=0, num_blocks=4, request=RAW, now=1009.0)
+    ends = [action for action in target.tick(1010.5) if isinstance(action, Fallback)]
+    assert len(ends) == 2, "opening more must not hide that a peer owes a sign of life"
+
+
 def test_blocks_are_named_only_after_prefill_admits(side: Side) -> None:
     opening = Open(handover="r1", epoch=side.epoch, skip_blocks=1, num_blocks=4, request=RAW)
     assert side.opening == [Send(P, opening)]
