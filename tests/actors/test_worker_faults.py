@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 import time
 
@@ -13,7 +14,7 @@ import pytest
 from baton.actors import rpc
 from baton.actors.messages import Cancel, PeerAddress, Submit
 from baton.actors.worker import Worker
-from baton.transfer.wire import Message, decode_message
+from baton.transfer.wire import Failed, Message, Open, Place, Stopped, decode_message
 from tests.actors.test_worker import Client, request, running, settled, text
 from tests.fakes import fake_output
 
@@ -74,3 +75,113 @@ async def test_a_client_that_leaves_while_its_peer_is_dialled_ends_nothing_for_o
                 await asyncio.sleep(0.02)  # the attempt's stream is closed as well
         await settled(d)
     await server.stop(0)
+
+
+async def test_a_request_ends_at_its_deadline_wherever_it_stands() -> None:
+    async with running("prefill", "p0") as (p, p_info), running("decode", "d0") as (d, d_info):
+        block_engine(p)
+        async with Client(d_info.peer.address) as client:
+            waits = msgspec.structs.replace(request(30, 4), deadline_s=0.3)
+            begun = time.monotonic()
+            outputs = await client.finish(waits, p_info.peer)
+            assert outputs[-1].finish == "error" and "deadline_s = 0.3" in (outputs[-1].error or "")
+            assert time.monotonic() - begun < 2
+            in_time = msgspec.structs.replace(request(9, 4), deadline_s=5.0)
+            assert text(await client.finish(in_time)) == fake_output(in_time, 4)
+        await settled(d)
+
+
+def block_engine(worker: Worker) -> threading.Event:
+    """Hang the engine's thread until the event is set, or the test's time is over."""
+    go_on = threading.Event()
+    worker._steps.post(lambda engine: go_on.wait(12))
+    return go_on
+
+
+async def test_a_worker_whose_engine_hangs_shows_no_sign_of_life_and_recovers_when_it_goes_on() -> None:
+    async with running("prefill", "p0") as (p, p_info), running("decode", "d0") as (d, d_info):
+        async with Client(d_info.peer.address) as client:
+            warm_up = request(30, 4)
+            assert text(await client.finish(warm_up, p_info.peer)) == fake_output(warm_up, 4)
+            async with Client(p_info.peer.address) as of_p:
+                go_on = block_engine(p)
+                asked = request(30, 6, seed=2)
+                begun = time.monotonic()
+                outputs = await client.finish(asked, p_info.peer)  # P's loop lives and could beat
+                assert text(outputs) == fake_output(asked, 6)
+                assert outputs[-1].served is not None and outputs[-1].served.prefill_worker == "d0"
+                assert time.monotonic() - begun < 6, "P's beats hid that its engine hangs"
+                async with asyncio.timeout(2):
+                    async for _ in of_p.outputs():
+                        pass  # its gateways' streams end, so that they go on elsewhere
+            with pytest.raises(grpc.aio.AioRpcError, match="hangs"):
+                async with Client(p_info.peer.address):
+                    pass
+            go_on.set()
+            await settled(p)
+            again = request(33, 4, seed=3)
+            assert (await client.finish(again, p_info.peer))[-1].served.prefill_worker == "p0"  # type: ignore[union-attr]
+        await settled(d)
+
+
+async def test_a_draining_prefill_worker_refuses_new_hand_overs_and_decode_goes_on_alone() -> None:
+    async with running("prefill", "p0") as (p, p_info), running("decode", "d0") as (d, d_info):
+        async with asyncio.timeout(2):
+            await p.drain()
+        async with Client(d_info.peer.address) as client:
+            asked = request(30, 4)
+            outputs = await client.finish(asked, p_info.peer)
+        assert text(outputs) == fake_output(asked, 4)
+        assert outputs[-1].served is not None and outputs[-1].served.prefill_worker == "d0"
+        await settled(p)
+        await settled(d)
+
+
+async def test_a_failed_write_is_followed_by_silence_until_the_peer_has_connected_anew() -> None:
+    """A `Failed` would let decode give out blocks into which half of the write may still come."""
+    async with running("prefill", "p0") as (p, p_info), running("decode", "d0") as (d, _):
+        channel = rpc.open_channel(p_info.peer.address)
+        calls: asyncio.Queue[Message] = asyncio.Queue()
+
+        async def outgoing():  # type: ignore[no-untyped-def]
+            while True:
+                yield await calls.get()
+
+        call = rpc.open_stream(channel, rpc.HANDOVER, outgoing(), decode_message)
+        blocks = await d._steps.call(lambda engine: tuple(b.id for b in engine._space.pool.allocate(8)))
+        asked = request(30, 1)
+        raw = msgspec.Raw(rpc.encode(asked))
+        calls.put_nowait(d._hello)
+        calls.put_nowait(Open(handover="h", epoch=1, skip_blocks=0, num_blocks=8, request=raw))
+        failing = p._on_completion
+        p._mover._on_completion = lambda done: failing(dataclasses.replace(done, error="injected"))
+        calls.put_nowait(Place(handover="h", epoch=1, blocks=blocks))
+        heard: list[Message] = []
+        async with asyncio.timeout(5):
+            while (message := await call.read()) is not grpc.aio.EOF:
+                heard.append(message)
+        assert not [message for message in heard if isinstance(message, Failed | Stopped)]
+        p._mover._on_completion = failing
+        await settled(p)
+        await channel.close()
+
+
+async def test_a_fall_back_after_a_first_token_that_stops_the_request_adds_nothing() -> None:
+    """Prefill's token was delivered, then its KV was lost: what goes on from it must see that it was the last."""
+    async with running("prefill", "p0") as (p, p_info), running("decode", "d0") as (d, d_info):
+        asked = request(30, 9)
+        first = fake_output(asked, 1)
+        stops = msgspec.structs.replace(asked.sampling, stop_token_ids=tuple(first))
+        asked = msgspec.structs.replace(asked, sampling=stops)
+        d._on_arrival = lambda arrival: None  # type: ignore[method-assign]
+        d._mover._on_arrival = d._on_arrival
+        async with Client(d_info.peer.address) as client:
+            outputs = await client.finish(asked, p_info.peer)
+            assert text(outputs) == first and outputs[-1].finish == "stop"
+            brought_along = msgspec.structs.replace(
+                asked, id="again", tokens=(*asked.tokens, *first), num_output=1
+            )  # by a gateway whose decode worker died just then
+            outputs = await client.finish(brought_along, p_info.peer)
+            assert text(outputs) == [] and outputs[-1].finish == "stop"
+        await settled(p)
+        await settled(d)
