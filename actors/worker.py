@@ -135,7 +135,7 @@ class Worker:
         source = HandoverSource(
             lease_s=transfer.lease_s, beat_s=transfer.beat_s, max_write_blocks=transfer.max_write_blocks
         )
-        target = HandoverTarget(beat_s=transfer.beat_s, stall_s=transfer.stall_s)
+        target = HandoverTarget(beat_s=transfer.beat_s, stall_s=transfer.stall_s, hold_s=transfer.hold_s)
         self._mover = mover_loop
         self._prefill = PrefillRole(self._hello, self._steps, mover_loop, source, self._metrics)
         self._decode = DecodeRole(self._hello, self._steps, mover_loop, target, self)

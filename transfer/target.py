@@ -68,9 +68,10 @@ class Intake:
 class HandoverTarget:
     """Not thread-safe: one caller, in order. `now` is any clock that only this process reads."""
 
-    def __init__(self, *, beat_s: float, stall_s: float) -> None:
+    def __init__(self, *, beat_s: float, stall_s: float, hold_s: float) -> None:
         self._beat_s = beat_s
         self._stall_s = stall_s
+        self._hold_s = hold_s
         self._epochs = itertools.count(1)
         self._intakes: dict[Attempt, Intake] = {}
         self._quarantined: dict[Attempt, float] = {}  # when its Abort was last sent
@@ -199,6 +200,8 @@ class HandoverTarget:
                 actions += self._fail(intake, f"no sign of the prefill worker for {self._stall_s} s", now)
             elif intake.placed and intake.delivered and now - intake.progress_at > self._stall_s:
                 actions += self._fail(intake, f"the prompt is computed, but no KV arrived for {self._stall_s} s", now)
+            elif intake.waiting and now - intake.progress_at > self._hold_s:
+                actions += self._fail(intake, f"no room for its KV for {self._hold_s} s", now)
         actions += self.on_room()
         for attempt, aborted_at in self._quarantined.items():
             if now - aborted_at > self._stall_s:

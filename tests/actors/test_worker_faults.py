@@ -185,3 +185,31 @@ async def test_a_fall_back_after_a_first_token_that_stops_the_request_adds_nothi
             assert text(outputs) == [] and outputs[-1].finish == "stop"
         await settled(p)
         await settled(d)
+
+
+async def test_imports_that_hold_what_the_others_wait_for_do_not_wait_for_ever() -> None:
+    """Each of two holds a prefix found in decode's cache; together they leave too few blocks for either."""
+    async with running("prefill", "p0") as (p, p_info), running("decode", "d0", num_blocks=16) as (d, d_info):
+        async with Client(d_info.peer.address) as client:
+            starts = [request(25, 1, seed=seed) for seed in (1, 2)]
+            for start in starts:
+                await client.finish(start)
+            block = block_engine(d)  # so that both are opened before either asks for room
+            more = [
+                msgspec.structs.replace(request(25, 3, seed=seed), tokens=(*start.tokens, *range(1, 25)))
+                for seed, start in enumerate(starts, 1)
+            ]
+            got = {one.id: [] for one in more}
+            for one in more:
+                client.send(Submit(one, p_info.peer))
+            await asyncio.sleep(0.2)
+            block.set()
+            async with asyncio.timeout(10):
+                async for output in client.outputs():
+                    got[output.request_id] += output.tokens
+                    if all(len(tokens) == 3 for tokens in got.values()):
+                        break
+            for one in more:
+                assert got[one.id] == fake_output(one, 3)
+        await settled(p)
+        await settled(d)
