@@ -84,9 +84,10 @@ class DecodeRole:
         self._listener = listener
         self._imports: dict[str, _Import] = {}  # by request id
         self._connections: dict[str, _Connection] = {}  # by address
-        self._connecting: dict[str, asyncio.Lock] = {}
+        self._connecting: dict[str, asyncio.Task[_Connection]] = {}  # by address
         self._quarantine_keys: dict[Attempt, QuarantineKey | None] = {}  # touched by the engine's thread only
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closed = False
 
     def __len__(self) -> int:
         return len(self._imports)
@@ -136,30 +137,50 @@ class DecodeRole:
         self._run(self._target.tick(time.monotonic()))
 
     async def close(self) -> None:
-        for task in [*self._tasks, *(connection.reader for connection in self._connections.values())]:
+        self._is_closed = True
+        links = [connection.link for connection in self._connections.values()]
+        tasks = [
+            *self._tasks,
+            *self._connecting.values(),
+            *(connection.reader for connection in self._connections.values()),
+        ]
+        for task in tasks:
             task.cancel()
-        for connection in list(self._connections.values()):
-            await connection.link.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for link in links:
+            await link.close()
 
     # Streams.
 
     async def _connect(self, peer: PeerAddress) -> _Connection:
-        async with self._connecting.setdefault(peer.address, asyncio.Lock()):
-            if (present := self._connections.get(peer.address)) is not None:
-                return present
-            link = PeerLink(peer, self._hello)
+        """Share one attempt among all who want the peer: none waits for others' failures, none's end ends it."""
+        if (present := self._connections.get(peer.address)) is not None:
+            return present
+        attempt = self._connecting.get(peer.address)
+        if attempt is None:
+            attempt = self._connecting[peer.address] = asyncio.create_task(self._open_connection(peer))
+            attempt.add_done_callback(lambda done: self._attempted(peer.address, done))
+        return await asyncio.shield(attempt)
+
+    def _attempted(self, address: str, attempt: asyncio.Task[_Connection]) -> None:
+        del self._connecting[address]
+        if not attempt.cancelled():
+            attempt.exception()  # whoever still waits for it hears of it
+
+    async def _open_connection(self, peer: PeerAddress) -> _Connection:
+        link = PeerLink(peer, self._hello)
+        try:
             hello = await link.open(HELLO_TIMEOUT_S)
-            try:
-                check_layout(self._hello.layout, hello.layout)
-                incarnation = Incarnation(hello.incarnation)
-                await self._mover.connect(incarnation, hello.memory)
-            except (LayoutMismatch, TransferError):
-                await link.close()
-                raise
-            reader = asyncio.create_task(self._read(link, incarnation))
-            connection = self._connections[peer.address] = _Connection(link, incarnation, reader)
-            self._run(self._target.on_peer_connected(peer.address, incarnation, time.monotonic()))
-            return connection
+            check_layout(self._hello.layout, hello.layout)
+            incarnation = Incarnation(hello.incarnation)
+            await self._mover.connect(incarnation, hello.memory)
+        except BaseException:  # a cancelled attempt must not leave its stream behind either
+            await link.close()
+            raise
+        reader = asyncio.create_task(self._read(link, incarnation))
+        connection = self._connections[peer.address] = _Connection(link, incarnation, reader)
+        self._run(self._target.on_peer_connected(peer.address, incarnation, time.monotonic()))
+        return connection
 
     async def _read(self, link: PeerLink, peer: Incarnation) -> None:
         try:
@@ -168,7 +189,8 @@ class DecodeRole:
         finally:
             del self._connections[link.peer.address]
             self._run(self._target.on_peer_lost(peer, time.monotonic()))
-            self._start(self._resolve(link, peer))
+            if not self._is_closed:
+                self._start(self._resolve(link, peer))
 
     async def _resolve(self, link: PeerLink, peer: Incarnation) -> None:
         """After a lost stream: find out whether the peer still lives, as long as it may write into our blocks."""

@@ -50,16 +50,14 @@ class PeerLink:
         self._call: grpc.aio.StreamStreamCall | None = None
 
     async def open(self, timeout_s: float) -> Hello:
-        """Connect and exchange Hellos. Raises PeerRefused."""
+        """Connect and exchange Hellos. Raises PeerRefused; `close` is the caller's in every case."""
         self._call = rpc.open_stream(self._channel, rpc.HANDOVER, self._session.outgoing(), decode_message)
         try:
             async with asyncio.timeout(timeout_s):
                 answer = await self._call.read()
         except (grpc.aio.AioRpcError, TimeoutError) as error:
-            await self.close()
             raise PeerRefused(f"{self.peer.worker_id} at {self.peer.address}: {_reason(error)}") from error
         if not isinstance(answer, Hello):
-            await self.close()
             raise PeerRefused(f"{self.peer.worker_id} at {self.peer.address} closed the stream before its Hello")
         return answer
 

@@ -54,6 +54,8 @@ class PrefillRole:
         self._metrics = metrics
         self._sessions: dict[Incarnation, PeerSession] = {}
         self._lives: dict[str, Incarnation] = {}  # the last one of each decode worker
+        self._write_ended = asyncio.Event()
+        self._is_draining = False
         self._exports: dict[str, _Export] = {}  # by Attempt.name, the request's id in the engine
 
     def __len__(self) -> int:
@@ -69,9 +71,13 @@ class PrefillRole:
         peer = Incarnation(hello.incarnation)
         self._run(self._source.on_peer_connected(peer))
         previous = self._lives.get(hello.worker_id, peer)
+        self._lives[hello.worker_id] = peer
         if previous != peer:
             self._run(self._source.on_peer_lost(previous))
-        self._lives[hello.worker_id] = peer
+            await self._mover.disconnect(previous)
+        while self._source.is_writing(peer):  # or connecting anew would tear down what the writes go through
+            self._write_ended.clear()
+            await self._write_ended.wait()
         await self._mover.connect(peer, hello.memory)
         session = self._sessions[peer] = PeerSession()
         session.send(self._hello)
@@ -106,10 +112,23 @@ class PrefillRole:
             self._metrics.on_write(completion.num_bytes, completion.seconds)
         else:
             log.warning("write to %s failed: %s", completion.peer, completion.error)
+            self._hang_up(completion.peer)
         self._run(self._source.on_completion(completion))
+        self._write_ended.set()
+
+    def drain(self) -> None:
+        """Refuse what decode workers open from now on."""
+        self._is_draining = True
 
     def tick(self) -> None:
         self._run(self._source.tick(time.monotonic()))
+
+    def _hang_up(self, peer: Incarnation) -> None:
+        """A failed write may be half under way. End the stream without a word, so that the peer keeps its blocks in
+        quarantine until it has connected anew, which tears down what the write went through."""
+        if (session := self._sessions.pop(peer, None)) is not None:
+            session.close()
+            self._run(self._source.on_peer_lost(peer))
 
     async def _read(self, peer: Incarnation, session: PeerSession, messages: AsyncIterator[Message]) -> None:
         try:
@@ -134,6 +153,9 @@ class PrefillRole:
                     self._release(attempt.name)
 
     def _prefill(self, attempt: Attempt, request: Request) -> None:
+        if self._is_draining:
+            self._run(self._source.on_failed(attempt, "the prefill worker is draining"))
+            return
         engine_id = attempt.name
         self._exports[engine_id] = _Export(attempt, time.monotonic())
         own = msgspec.structs.replace(request, id=engine_id)

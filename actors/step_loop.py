@@ -51,10 +51,17 @@ class StepLoop:
         self._on_report = on_report
         self._on_failure = on_failure
         self._inbox: queue.SimpleQueue[Callable[[Engine], object] | None] = queue.SimpleQueue()
+        self._busy_since: float | None = None
         self._thread = threading.Thread(target=self._main, name="baton-engine", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
+
+    @property
+    def busy_s(self) -> float:
+        """How long the step or the ask that runs now has been running; 0 when none does."""
+        since = self._busy_since
+        return 0.0 if since is None else time.monotonic() - since
 
     def stop(self) -> None:
         """End the thread after the step that runs now; idempotent."""
@@ -92,18 +99,20 @@ class StepLoop:
     def _take_asks(self, *, block: bool) -> bool:
         """Run what waits in the inbox, first waiting for something if `block`. False: stop."""
         while True:
+            self._busy_since = None if block else time.monotonic()
             try:
                 ask = self._inbox.get(block=block)
             except queue.Empty:
                 return True
             if ask is None:
                 return False
+            self._busy_since = time.monotonic()
             ask(self._engine)
             block = False
 
     def _step(self) -> None:
         """Step once if there is work; report in any case, since asks may have moved blocks."""
-        started = time.monotonic()
+        started = self._busy_since = time.monotonic()
         updates: list[Update] = []
         if self._engine.has_work:
             starting = self._engine.plan()

@@ -60,6 +60,15 @@ class _Live:
     generation: Generation
     session: GatewaySession
     fetch: asyncio.Task[None] | None = None
+    deadline: asyncio.TimerHandle | None = None
+
+    def end(self) -> None:
+        """Let go of what would still act for the request."""
+        self.session.request_ids.discard(self.generation.request_id)
+        if self.fetch is not None:
+            self.fetch.cancel()
+        if self.deadline is not None:
+            self.deadline.cancel()
 
 
 class Worker:
@@ -116,7 +125,9 @@ class Worker:
         self._address = f"{self._host}:{port}"
         self._steps.start()
         await self._server.start()
-        self._tasks = [asyncio.create_task(self._tick()), asyncio.create_task(self._watch_mover())]
+        self._tasks = [asyncio.create_task(self._tick()), asyncio.create_task(self._mover.wait_ended())]
+        for task in self._tasks:
+            task.add_done_callback(self._on_task_end)
         return self.info()
 
     def _join_roles(self, mover_loop: MoverLoop) -> None:
@@ -124,7 +135,7 @@ class Worker:
         source = HandoverSource(
             lease_s=transfer.lease_s, beat_s=transfer.beat_s, max_write_blocks=transfer.max_write_blocks
         )
-        target = HandoverTarget(beat_s=transfer.beat_s, stall_s=transfer.stall_s)
+        target = HandoverTarget(beat_s=transfer.beat_s, stall_s=transfer.stall_s, hold_s=transfer.hold_s)
         self._mover = mover_loop
         self._prefill = PrefillRole(self._hello, self._steps, mover_loop, source, self._metrics)
         self._decode = DecodeRole(self._hello, self._steps, mover_loop, target, self)
@@ -142,6 +153,7 @@ class Worker:
     async def drain(self) -> None:
         """Refuse new requests; return when those that run have ended."""
         self._is_draining = True
+        self._prefill.drain()
         while self._live or len(self._prefill):
             await asyncio.sleep(0.05)
 
@@ -178,6 +190,8 @@ class Worker:
     async def _serve_gateway(
         self, calls: AsyncIterator[ToWorker], context: grpc.aio.ServicerContext[ToWorker, Frame]
     ) -> AsyncIterator[Frame]:
+        if self._is_stuck:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"the engine of worker {self.worker_id} hangs")
         session = GatewaySession(self.incarnation, self._view)
         self._sessions.add(session)
         reader = asyncio.create_task(self._read_gateway(session, calls))
@@ -226,6 +240,9 @@ class Worker:
             return
         live = self._live[request.id] = _Live(Generation(submit, self.worker_id, time.monotonic), session)
         session.request_ids.add(request.id)
+        if request.deadline_s is not None:
+            loop = asyncio.get_running_loop()
+            live.deadline = loop.call_later(request.deadline_s, self._expire, live, request.deadline_s)
         if submit.prefill is None or submit.prefill.incarnation == self.incarnation:
             self._steps.post(lambda engine: engine.submit(request))
         else:
@@ -246,16 +263,21 @@ class Worker:
         live = self._live.pop(request_id, None)
         if live is None:
             return
-        live.session.request_ids.discard(request_id)
-        if live.fetch is not None:
-            live.fetch.cancel()
+        live.end()
         self._decode.cancel(request_id)
         self._steps.post(lambda engine: engine.cancel(request_id))
+
+    def _expire(self, live: _Live, deadline_s: float) -> None:
+        request_id = live.generation.request_id
+        self.cancel(request_id)
+        error = f"deadline_s = {deadline_s:g} s of the request is over; allow more, or ask for fewer tokens"
+        live.session.add_output(Output(request_id=request_id, finish="error", error=error))
 
     def _emit(self, live: _Live, output: Output) -> None:
         live.session.add_output(output)
         if output.finish is not None:
             del self._live[output.request_id]
+            live.end()
             self._metrics.on_phases(live.generation.times)
 
     # News from the hand-overs, the engine and the mover.
@@ -319,14 +341,22 @@ class Worker:
         if not self.failed.done():
             self.failed.set_exception(error)
 
-    async def _watch_mover(self) -> None:
-        try:
-            await self._mover.wait_ended()
-        except Exception as error:  # whatever killed the mover's thread kills the worker
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
+        """What ends the ticking, or the mover's thread, ends the worker."""
+        if not task.cancelled() and (error := task.exception()) is not None:
             self._on_failure(error)
+
+    @property
+    def _is_stuck(self) -> bool:
+        """The engine's thread hangs: whoever takes signs of life for life must not see any."""
+        return self._steps.busy_s > self._config.transfer.stall_s
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(self._config.transfer.beat_s / 4)
+            if self._is_stuck:
+                for session in self._sessions:
+                    session.close()
+                continue
             self._prefill.tick()
             self._decode.tick()

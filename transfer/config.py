@@ -18,6 +18,9 @@ class TransferConfig(BaseModel):
     beat_s: float = Field(default=1.0, gt=0)  # how often each side of a stream shows that it lives
     lease_s: float = Field(default=10.0, gt=0)  # prefill keeps blocks this long after the last sign of decode
     stall_s: float = Field(default=10.0, gt=0)  # decode fails an attempt over after this long without a sign of prefill
+    # Decode gives up an attempt that finds no room for so long. Each holds the prefix that it found in decode's cache:
+    # several that wait for each other's would wait for ever.
+    hold_s: float = Field(default=30.0, gt=0)
     max_write_blocks: int = Field(default=64, gt=0)  # a larger push is split, so that progress shows
 
     @model_validator(mode="after")

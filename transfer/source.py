@@ -70,6 +70,10 @@ class HandoverSource:
         """Count the attempts that still hold blocks or wait for a write to end."""
         return len(self._exports)
 
+    def is_writing(self, peer: Incarnation) -> bool:
+        """Tell whether any write into the peer's memory has not ended yet."""
+        return any(export.pending for export in self._exports.values() if export.attempt.peer == peer)
+
     # What the peer says.
 
     def on_peer_connected(self, peer: Incarnation) -> list[SourceAction]:

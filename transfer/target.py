@@ -68,9 +68,10 @@ class Intake:
 class HandoverTarget:
     """Not thread-safe: one caller, in order. `now` is any clock that only this process reads."""
 
-    def __init__(self, *, beat_s: float, stall_s: float) -> None:
+    def __init__(self, *, beat_s: float, stall_s: float, hold_s: float) -> None:
         self._beat_s = beat_s
         self._stall_s = stall_s
+        self._hold_s = hold_s
         self._epochs = itertools.count(1)
         self._intakes: dict[Attempt, Intake] = {}
         self._quarantined: dict[Attempt, float] = {}  # when its Abort was last sent
@@ -100,11 +101,12 @@ class HandoverTarget:
         self, handover: str, peer: Incarnation, *, skip_blocks: int, num_blocks: int, request: msgspec.Raw, now: float
     ) -> Opened:
         """Ask a connected peer for the KV of a prompt's blocks skip_blocks..num_blocks."""
+        if not any(other.peer == peer for other in self._intakes):
+            self._heard[peer] = now  # until now it owed us no sign of life
         attempt = Attempt(peer, handover, next(self._epochs))
         self._intakes[attempt] = Intake(
             attempt=attempt, skip_blocks=skip_blocks, num_blocks=num_blocks, progress_at=now
         )
-        self._heard.setdefault(peer, now)
         message = Open(
             handover=handover, epoch=attempt.epoch, skip_blocks=skip_blocks, num_blocks=num_blocks, request=request
         )
@@ -198,6 +200,8 @@ class HandoverTarget:
                 actions += self._fail(intake, f"no sign of the prefill worker for {self._stall_s} s", now)
             elif intake.placed and intake.delivered and now - intake.progress_at > self._stall_s:
                 actions += self._fail(intake, f"the prompt is computed, but no KV arrived for {self._stall_s} s", now)
+            elif intake.waiting and now - intake.progress_at > self._hold_s:
+                actions += self._fail(intake, f"no room for its KV for {self._hold_s} s", now)
         actions += self.on_room()
         for attempt, aborted_at in self._quarantined.items():
             if now - aborted_at > self._stall_s:

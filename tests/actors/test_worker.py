@@ -29,7 +29,7 @@ def worker_config(**engine: object) -> WorkerConfig:
         model="fake",
         served_name="fake",
         engine=EngineConfig.model_validate({**settings, **engine}),
-        transfer=TransferConfig(mover="nixl", beat_s=0.2, lease_s=2.0, stall_s=2.0),
+        transfer=TransferConfig(mover="nixl", beat_s=0.2, lease_s=2.0, stall_s=2.0, hold_s=2.0),
     )
 
 

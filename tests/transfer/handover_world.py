@@ -23,7 +23,7 @@ from baton.transfer.source import HandoverSource
 from baton.transfer.target import HandoverTarget
 from baton.transfer.wire import Attempt, Beat, Message
 
-LEASE_S, BEAT_S, STALL_S = 8.0, 1.0, 8.0
+LEASE_S, BEAT_S, STALL_S, HOLD_S = 8.0, 1.0, 8.0, 10.0
 GRANULE_S = 0.5
 
 
@@ -238,4 +238,4 @@ def new_source() -> HandoverSource:
 
 
 def new_target() -> HandoverTarget:
-    return HandoverTarget(beat_s=BEAT_S, stall_s=STALL_S)
+    return HandoverTarget(beat_s=BEAT_S, stall_s=STALL_S, hold_s=HOLD_S)

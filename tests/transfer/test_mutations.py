@@ -105,7 +105,7 @@ def source(kind: type[HandoverSource]) -> Callable[[], HandoverSource]:
 
 
 def target(kind: type[HandoverTarget]) -> Callable[[], HandoverTarget]:
-    return lambda: kind(beat_s=handover_world.BEAT_S, stall_s=handover_world.STALL_S)
+    return lambda: kind(beat_s=handover_world.BEAT_S, stall_s=handover_world.STALL_S, hold_s=handover_world.HOLD_S)
 
 
 def is_noticed(

@@ -45,7 +45,7 @@ class Side:
     """A target with one attempt open, and short words for what happens to it."""
 
     def __init__(self) -> None:
-        self.target = HandoverTarget(beat_s=1.0, stall_s=10.0)
+        self.target = HandoverTarget(beat_s=1.0, stall_s=10.0, hold_s=30.0)
         self.target.on_peer_connected(ADDRESS, P, 0.0)
         opened = self.target.open("r1", P, skip_blocks=1, num_blocks=4, request=RAW, now=0.0)
         self.attempt, self.opening = opened
@@ -82,6 +82,28 @@ class Side:
 @pytest.fixture
 def side() -> Side:
     return Side()
+
+
+def test_an_attempt_that_finds_no_room_for_long_is_given_up() -> None:
+    side = Side()
+    side.admitted()
+    assert side.target.no_room(side.attempt) == [Send(P, Hold(handover="r1", epoch=side.epoch))]
+    for now in range(1, 30):
+        side.target.on_message(P, Beat(), float(now))
+        assert not any(isinstance(action, Fallback) for action in side.target.tick(float(now)))
+        side.target.no_room(side.attempt)
+    side.target.on_message(P, Beat(), 31.0)
+    assert [type(action) for action in side.target.tick(31.0)] == [Send, Fallback]
+
+
+def test_a_peer_that_had_nothing_to_say_for_long_is_not_taken_for_silent() -> None:
+    target = HandoverTarget(beat_s=1.0, stall_s=10.0, hold_s=30.0)
+    target.on_peer_connected(ADDRESS, P, 0.0)
+    target.open("r1", P, skip_blocks=0, num_blocks=4, request=RAW, now=1000.0)
+    assert not any(isinstance(action, Fallback) for action in target.tick(1009.0))
+    target.open("r2", P, skip_blocks=0, num_blocks=4, request=RAW, now=1009.0)
+    ends = [action for action in target.tick(1010.5) if isinstance(action, Fallback)]
+    assert len(ends) == 2, "opening more must not hide that a peer owes a sign of life"
 
 
 def test_blocks_are_named_only_after_prefill_admits(side: Side) -> None:
