@@ -51,13 +51,13 @@ def norm_gated_linear(h: torch.Tensor, norm: NormWeight, linear: Linear, kind: A
 
 
 def linear_add(x: torch.Tensor, linear: Linear, h: torch.Tensor) -> torch.Tensor:
-    """x: [num_tokens, in_features]. The sum is a new tensor."""
+    """x: [num_tokens, in_features]. The sum may take h's memory: h is dead afterwards."""
     if _is_skinny(linear, x):
         from baton.kernels.skinny_linear_triton import skinny_linear_add
 
         return skinny_linear_add(x, linear.weight, h)
     if isinstance(linear, DenseLinear) and linear.bias is None:
-        return torch.addmm(h, x, linear.weight.t())
+        return h.addmm_(x, linear.weight.t())
     return h + linear(x)
 
 

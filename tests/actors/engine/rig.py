@@ -27,6 +27,8 @@ def expected_tokens(request: Request, capacity: int) -> list[int]:
     sampling = request.sampling
     num_max = min(request.prompt_len + sampling.max_tokens, capacity) - len(request.tokens)
     stops = EOS.difference(EOS if sampling.ignore_eos else ()).union(sampling.stop_token_ids)
+    if request.num_output > sampling.min_tokens and request.tokens[-1] in stops:
+        return []  # it came with its last token
     output = fake_output(request, num_max)
     for index, token in enumerate(output):
         if token in stops and request.num_output + index >= sampling.min_tokens:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from baton.actors.engine.errors import ImportStateError, RequestTooLarge
+from baton.actors.engine.errors import ImportStateError, RequestEnded, RequestTooLarge
 from baton.actors.engine.imports import ImportOpened, QuarantineKey
 from baton.actors.engine.request import Request
 from baton.actors.engine.updates import Update
@@ -253,7 +253,7 @@ def test_calls_out_of_order_name_the_request_and_the_remedy() -> None:
         rig.engine.reserve_import("r")
     with pytest.raises(ImportStateError, match="one token, not 2"):
         rig.engine.adopt_import("r", (5, 6))
-    with pytest.raises(ImportStateError, match="complete already"):
+    with pytest.raises(RequestEnded, match="its last token"):
         rig.engine.open_import(make_request("done", 20, num_output=8, max_tokens=8))
     with pytest.raises(RequestTooLarge):
         rig.engine.open_import(make_request("huge", 1000))
