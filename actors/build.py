@@ -23,6 +23,7 @@ from baton.actors.engine.models.model import Model
 from baton.actors.engine.runner import TorchRunner
 from baton.actors.engine.weights import Placement
 from baton.kernels.attention import AttentionBackend, AttentionShape, GraphSize
+from baton.kernels.attention_split import SplitAttention
 from baton.kernels.attention_torch import TorchAttention
 from baton.transfer.wire import KVLayout
 
@@ -95,18 +96,34 @@ def _runner(model: Model, kv: torch.Tensor, num_slots: int, max_context: int) ->
 def gpu_attention(
     shapes: Sequence[AttentionShape], dtype: torch.dtype, device: torch.device, largest: GraphSize
 ) -> Callable[[AttentionShape, GraphSize | None], AttentionBackend]:
-    """Choose FlashInfer where it serves every shape, else our Triton kernels."""
+    """Choose what is fastest where it runs: our Triton kernels for decode rows, FlashInfer for prefill rows.
+
+    Without FlashInfer, or with heads or a dtype that it does not serve, Triton does both.
+    """
     from baton.kernels.attention_triton import TritonAttention
+
+    def triton(shape: AttentionShape, graph: GraphSize | None) -> AttentionBackend:
+        return TritonAttention(shape, device, graph)
 
     half = dtype in (torch.bfloat16, torch.float16)
     if not half or find_spec("flashinfer") is None or any(shape.head_dim not in (64, 128, 256) for shape in shapes):
         log.info("attention: Triton (FlashInfer is absent, or does not serve %s with these heads)", dtype)
-        return lambda shape, graph: TritonAttention(shape, device, graph)
+        return triton
     from baton.kernels.attention_flashinfer import FlashInferAttention, FlashInferWorkspace
+    from baton.kernels.attention_gathered import GatheredPrefill
 
     workspace = FlashInferWorkspace.allocate(shapes[0], largest, device)
-    log.info("attention: FlashInfer")
-    return lambda shape, graph: FlashInferAttention(shape, dtype, workspace, graph)
+    is_hopper = torch.cuda.get_device_capability(device)[0] == 9
+    log.info("attention: Triton for decode, FlashInfer for prefill (%s)", "gathered FA3" if is_hopper else "paged FA2")
+
+    def split(shape: AttentionShape, graph: GraphSize | None) -> AttentionBackend:
+        if graph is not None:
+            return triton(shape, graph)
+        if is_hopper:
+            return SplitAttention(triton(shape, None), GatheredPrefill(shape, dtype, workspace.floats))
+        return SplitAttention(triton(shape, None), FlashInferAttention(shape, dtype, workspace))
+
+    return split
 
 
 def kv_layout(model: str, version: str, config: ModelConfig, spec: KVSpec) -> KVLayout:
