@@ -74,7 +74,7 @@ class Shard:
 @dataclass(frozen=True, slots=True)
 class Placement:
     dtype: torch.dtype = torch.float32
-    device: torch.device = torch.device("cpu")
+    device: str = "cpu"
     shard: Shard = Shard()
 
 

@@ -20,7 +20,7 @@ from baton.actors.engine.models.model import StepInputs
 from baton.actors.engine.rope import cos_sin_table
 from baton.actors.engine.weights import Weights
 from baton.kernels.attention import AttentionBackend, AttentionShape
-from baton.kernels.gated_activation import gated_activation
+from baton.kernels.gated_activation import ActivationKind, gated_activation
 from baton.kernels.linear_cpu import shared_linear
 from baton.kernels.rms_norm import add_rms_norm, rms_norm
 from baton.kernels.rope_store import QKNorm, TokenPlaces, rope_and_store
@@ -47,7 +47,7 @@ class LlamaLayer:
         gate_up = {f"{prefix}.mlp.{name}_proj": width for name in ("gate", "up")}
         attention_width, bias = config.num_heads * config.head_dim, config.attention_bias
         self.shape = shape
-        self.activation = config.activation
+        self.activation: ActivationKind = config.activation
         self.input_norm = weights.norm(f"{prefix}.input_layernorm", hidden, config.norm_offset)
         self.qkv = weights.merged_linear(qkv, hidden, bias=bias or self.has_qkv_bias)
         self.qk_norm = _qk_norm(weights, f"{prefix}.self_attn", config) if self.has_qk_norm else None
@@ -72,9 +72,7 @@ class Llama:
         shapes = [_attention_shape(config, layer, weights, block_size) for layer in config.layers]
         self.shapes = tuple(dict.fromkeys(shapes))
         self.embeddings = weights.tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-        self.layers = [
-            self.layer_type(weights, f"model.layers.{i}", config, shape) for i, shape in enumerate(shapes)
-        ]
+        self.layers = [self.layer_type(weights, f"model.layers.{i}", config, shape) for i, shape in enumerate(shapes)]
         self.final_norm = weights.norm("model.norm", config.hidden_size, config.norm_offset)
         if config.tie_embeddings:
             self.lm_head = shared_linear(self.embeddings)
@@ -121,6 +119,4 @@ def _rope_tables(config: ModelConfig, weights: Weights, max_context: int) -> dic
     if weights.has("rope_freqs.weight"):  # how GGUF spells llama3's scaling
         factors = weights.tensor("rope_freqs.weight", config.head_dim // 2).float().cpu()
     ropes = {layer.rope for layer in config.layers}
-    return {
-        rope: cos_sin_table(rope, config.head_dim, max_context, factors).to(weights.device) for rope in ropes
-    }
+    return {rope: cos_sin_table(rope, config.head_dim, max_context, factors).to(weights.device) for rope in ropes}

@@ -75,7 +75,10 @@ def test_gemma_rotates_local_layers_by_their_own_base():
     [
         ({"architectures": []}, "architectures="),
         ({"hidden_size": None}, "lacks hidden_size"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type='yarn'.*supported: default, linear, llama3"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+            "rope_type='yarn'.*supported: default, linear, llama3",
+        ),
         ({"rope_scaling": {"rope_type": "linear"}}, "lacks factor"),
         ({"hidden_act": "relu"}, "hidden_act='relu'"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
