@@ -89,9 +89,9 @@ class Weights:
     def has(self, name: str) -> bool:
         return name in self._source.names()
 
-    def tensor(self, name: str, *shape: int) -> torch.Tensor:
+    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """A tensor that every rank holds whole."""
-        dest = self._empty(*shape)
+        dest = torch.empty(shape, dtype=dtype or self._dtype, device=self.device)
         self._fill(name, shape, tuple(slice(0, size) for size in shape), dest)
         return dest
 

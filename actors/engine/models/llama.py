@@ -117,6 +117,6 @@ def _attention_shape(config: ModelConfig, layer: LayerConfig, weights: Weights, 
 def _rope_tables(config: ModelConfig, weights: Weights, max_context: int) -> dict[RopeConfig, torch.Tensor]:
     factors = None
     if weights.has("rope_freqs.weight"):  # how GGUF spells llama3's scaling
-        factors = weights.tensor("rope_freqs.weight", config.head_dim // 2).float().cpu()
+        factors = weights.tensor("rope_freqs.weight", config.head_dim // 2, dtype=torch.float32).cpu()
     ropes = {layer.rope for layer in config.layers}
     return {rope: cos_sin_table(rope, config.head_dim, max_context, factors).to(weights.device) for rope in ropes}

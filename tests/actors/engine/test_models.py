@@ -12,7 +12,8 @@ import transformers
 from model_cases import BLOCK_SIZE, Reference, all_logits, kv_cache, load, reference_logits, scattered_blocks
 
 from baton.actors.engine.batch import Row
-from baton.actors.engine.checkpoint import MODELS
+from baton.actors.engine.checkpoint import MODELS, build_model, open_checkpoint
+from baton.actors.engine.weights import Placement
 
 NUM_TOKENS = 3 * BLOCK_SIZE + 5
 TINY: dict[str, Any] = {
@@ -108,3 +109,17 @@ def test_layers_with_different_windows_get_a_backend_each(tmp_path: Path):
     build("gemma3").save_pretrained(tmp_path)
     model = load(tmp_path, max_context=64)
     assert [shape.sliding_window for shape in model.shapes] == [8, None]
+
+
+@pytest.mark.parametrize("case", ["llama-llama3-tied", "gemma3"])
+def test_half_precision_keeps_the_logits_direction(case: str, tmp_path: Path):
+    reference = build(case)
+    reference.save_pretrained(tmp_path)
+    placement = Placement(dtype=torch.bfloat16)
+    model = build_model(open_checkpoint(tmp_path), placement, block_size=BLOCK_SIZE, max_context=64)
+    tokens = list(range(1, 21))  # gemma pads with 0, whose embedding is 0
+    row = Row(0, 0, len(tokens), tokens, [3, 1], True)
+    logits = all_logits(model, [row], kv_cache(model).bfloat16())
+    assert logits.dtype == torch.bfloat16
+    similarity = torch.cosine_similarity(logits.float(), reference_logits(reference, tokens), dim=-1)
+    assert similarity.min() > 0.99
