@@ -35,6 +35,14 @@ class StepLayout:
     num_decodes: int  # the first num_decodes rows have query_len 1
 
 
+@dataclass(frozen=True, slots=True)
+class GraphSize:
+    """What a CUDA graph is captured for: so many decode rows, whose block tables hold at most so many blocks in all."""
+
+    num_rows: int
+    max_blocks: int
+
+
 class AttentionBackend(Protocol):
     """`plan` once per step on the host, then `run` once per layer on the device (the API shape CUDA graphs allow)."""
 

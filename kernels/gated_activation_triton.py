@@ -1,3 +1,4 @@
+# pyright: basic, reportArgumentType=false, reportCallIssue=false
 """Triton kernel of `baton.kernels.gated_activation`: one program per token and tile of the width."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: basic, reportArgumentType=false, reportCallIssue=false
 """Triton kernel of `baton.kernels.kv_pack`: one program per cache block, layer and K or V, and tile of its elements."""
 
 from __future__ import annotations

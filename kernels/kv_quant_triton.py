@@ -1,3 +1,4 @@
+# pyright: basic, reportArgumentType=false, reportCallIssue=false
 """Triton kernels of `baton.kernels.kv_quant`: one program per block, layer and K or V, and head."""
 
 from __future__ import annotations

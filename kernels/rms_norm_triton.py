@@ -1,3 +1,4 @@
+# pyright: basic, reportArgumentType=false, reportCallIssue=false
 """Triton kernels of `baton.kernels.rms_norm`: one program per token, the whole row in registers."""
 
 from __future__ import annotations

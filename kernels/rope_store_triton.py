@@ -1,3 +1,4 @@
+# pyright: basic, reportArgumentType=false, reportCallIssue=false
 """Triton kernel of `baton.kernels.rope_store`: one program per token and tile of heads (q, k and v alike)."""
 
 from __future__ import annotations

@@ -150,11 +150,11 @@ def _top_p_threshold(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """A token stays if the tokens strictly above it hold less than top_p of the mass."""
     wanted = (scores.exp().sum(dim=-1) * top_p)[:, None]
     off = (top_p >= 1)[:, None]
-    vocab = scores.shape[1]
-    for size in (*(size for size in _HEADS if size < vocab), vocab):
-        head = torch.topk(scores, size, dim=-1).values  # [num_rows, size], descending
+    head = mass = scores  # the best scores of each row, descending, and the mass up to each
+    for size in (*(size for size in _HEADS if size < scores.shape[1]), scores.shape[1]):
+        head = torch.topk(scores, size, dim=-1).values
         mass = head.exp().cumsum_(dim=-1)
-        if size == vocab or bool(((mass[:, -1:] >= wanted) | off).all()):
+        if bool(((mass[:, -1:] >= wanted) | off).all()):
             break
-    num_kept = (mass[:, :-1] < wanted).sum(dim=-1, keepdim=True)  # beside the first, which always stays
+    num_kept = torch.sum(mass[:, :-1] < wanted, dim=-1, keepdim=True)  # beside the first, which always stays
     return head.gather(1, num_kept).masked_fill_(off, float("-inf"))

@@ -1,3 +1,4 @@
+# pyright: basic, reportArgumentType=false, reportCallIssue=false
 """The fused sampler: penalties, filters and Gumbel-max over the vocabulary, without a sort.
 
 A token's distance below the row's best, d = (max - logit) / temperature, is never negative, so its float32 bits order
@@ -13,6 +14,7 @@ import triton.language as tl
 
 from baton.kernels.random_bits import GOLDEN_32, GOLDEN_64, MAX_UNIFORM, MIX_32, MIX_64
 from baton.kernels.sampling import LogitBias, Penalties, Sampled, SamplingTensors
+from baton.kernels.triton_range import tensor_range
 
 _CHUNK = 1024  # vocabulary entries per program, in the kernels that run over (row, chunk)
 _SPAN = 4096  # entries per loop turn, in the kernels that run over rows
@@ -94,8 +96,8 @@ def _thresholds(distances: torch.Tensor, nearest: torch.Tensor, params: Sampling
     features = {"HAS_K": params.top_k is not None, "HAS_P": params.top_p is not None}
     sizes = {"SPAN": _SPAN, "CAPACITY": _CAPACITY, "num_warps": 8}
     _gather_candidates[(num_rows,)](
-        distances, nearest, top_k, top_p, candidates, counts, masses, num_chunks,
-        VOCAB=vocab, CHUNKS=triton.next_power_of_2(num_chunks), **features, **sizes,
+        distances, nearest, top_k, top_p, candidates, counts, masses, vocab, num_chunks,
+        CHUNKS=triton.next_power_of_2(num_chunks), **features, **sizes,
     )  # fmt: skip
     min_p = masses if params.min_p is None else params.min_p
     _search_thresholds[(num_rows,)](
@@ -223,8 +225,8 @@ def _gather_candidates(
     candidates,  # [num_rows, CAPACITY] float32: the row's least distances, in vocabulary order
     counts,  # [num_rows] int32: how many candidates; -1 = not enough of them, search the whole row
     masses,  # [num_rows] float32: sum of exp(-distance) over the whole row
+    vocab,
     num_chunks,
-    VOCAB: tl.constexpr,
     CHUNKS: tl.constexpr,
     HAS_K: tl.constexpr,
     HAS_P: tl.constexpr,
@@ -246,10 +248,10 @@ def _gather_candidates(
     count = 0
     mass = 0.0
     near_mass = 0.0
-    for start in range(0, VOCAB, SPAN):
+    for start in tensor_range(0, vocab, SPAN):
         token = start + tl.arange(0, SPAN)
-        distance = tl.load(distances + row * VOCAB + token, token < VOCAB, other=float("inf"))
-        near = (distance <= limit) & (token < VOCAB)
+        distance = tl.load(distances + row * vocab + token, token < vocab, other=float("inf"))
+        near = (distance <= limit) & (token < vocab)
         place = count + tl.cumsum(near.to(tl.int32), 0) - 1
         tl.store(candidates + row * CAPACITY + place, distance, near & (place < CAPACITY))
         count += tl.sum(near.to(tl.int32), 0)
@@ -320,13 +322,11 @@ def _least_bits(source, length, target, MASS: tl.constexpr, SPAN: tl.constexpr):
 def _total_within(source, length, limit, MASS: tl.constexpr, SPAN: tl.constexpr):
     """How many distances have float bits up to `limit`, or their mass, as float32 (exact for a vocabulary's counts)."""
     total = 0.0
-    start = 0
-    while start < length:
+    for start in tensor_range(0, length, SPAN):
         entry = start + tl.arange(0, SPAN)
         distance = tl.load(source + entry, entry < length, other=float("inf"))
         within = (distance.to(tl.int32, bitcast=True) <= limit) & (entry < length)
         total += tl.sum(tl.where(within, tl.exp(-distance) if MASS else 1.0, 0.0), 0)
-        start += SPAN
     return total
 
 

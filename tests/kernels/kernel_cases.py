@@ -1,4 +1,4 @@
-"""Inputs that several kernel tests share, and attention written out plainly."""
+"""Inputs and checks that several kernel tests share, and attention written out plainly."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from baton.kernels.attention import AttentionShape, StepLayout
+from baton.kernels.attention import AttentionBackend, AttentionShape, StepLayout
 
 
 class PagedCase(NamedTuple):
@@ -45,3 +45,24 @@ def naive_attention(shape: AttentionShape, case: PagedCase) -> torch.Tensor:
                 out[token, head] = scores.softmax(0) @ value[first : position + 1, kv_head]
             token += 1
     return out.to(case.query.dtype)
+
+
+def assert_replays(attention: AttentionBackend, shape: AttentionShape, num_rows: int, dtype: torch.dtype) -> None:
+    """Assert that a graph captured once serves other lengths and fewer rows after the next `plan`."""
+    device = torch.device("cuda")
+    query = torch.zeros(num_rows, shape.num_heads, shape.head_dim, dtype=dtype, device=device)
+    num_blocks = 3 + num_rows * 20
+    kv = torch.zeros(num_blocks, 2, shape.block_size, shape.num_kv_heads, shape.head_dim, dtype=dtype, device=device)
+    attention.plan(StepLayout([1] * num_rows, [1] * num_rows, [[0]] * num_rows, num_rows))
+    attention.run(query, kv)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = attention.run(query, kv)
+    for kv_lens in ([1] * num_rows, [7 + 11 * row for row in range(num_rows)], [200, 3]):
+        case = paged_case(shape, [1] * len(kv_lens), kv_lens, len(kv_lens))
+        query[: len(kv_lens)] = case.query.to(device, dtype)
+        kv[: case.kv.shape[0]] = case.kv.to(device, dtype)
+        attention.plan(case.layout)
+        graph.replay()
+        expected = naive_attention(shape, case)
+        torch.testing.assert_close(out[: len(kv_lens)].float().cpu(), expected, atol=2e-2, rtol=2e-2)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -18,11 +19,12 @@ from baton.kernels.sampling import (
 from baton.kernels.sampling_triton import sample_triton
 
 INF = float("inf")
+NUM_DRAWS = 20_000
 
 
-def rows(num_rows: int, first_position: int = 0, **values: float) -> SamplingTensors:
+def rows(num_rows: int, first_position: int = 0, /, **values: float) -> SamplingTensors:
     """Parameters equal in all rows, each row at its own position."""
-    tensors = {
+    tensors: dict[str, Any] = {
         name: torch.full((num_rows,), value, dtype=torch.int32 if name == "top_k" else torch.float32)
         for name, value in {"temperature": 1.0, **values}.items()
     }
@@ -30,14 +32,14 @@ def rows(num_rows: int, first_position: int = 0, **values: float) -> SamplingTen
     return SamplingTensors(seeds=torch.full((num_rows,), 1234), positions=positions, **tensors)
 
 
-def drawn(logits: list[float], num_draws: int = 20_000, **values: float) -> torch.Tensor:
-    """Relative frequencies of the tokens in `num_draws` samples."""
-    ids = sample(torch.tensor(logits).expand(num_draws, -1), rows(num_draws, **values)).ids
-    return torch.bincount(ids, minlength=len(logits)) / num_draws
+def drawn(logits: list[float], **values: float) -> torch.Tensor:
+    """Relative frequencies of the tokens in NUM_DRAWS samples."""
+    ids = sample(torch.tensor(logits).expand(NUM_DRAWS, -1), rows(NUM_DRAWS, **values)).ids
+    return torch.bincount(ids, minlength=len(logits)) / NUM_DRAWS
 
 
-def chi_squared(frequencies: torch.Tensor, probabilities: torch.Tensor, num_draws: int = 20_000) -> float:
-    return float(num_draws * ((frequencies - probabilities).square() / probabilities).sum())
+def chi_squared(frequencies: torch.Tensor, probabilities: torch.Tensor) -> float:
+    return float(NUM_DRAWS * ((frequencies - probabilities).square() / probabilities).sum())
 
 
 # 99.99th percentile of chi-squared with 7 degrees of freedom: the draws are fixed, so this never flickers.
@@ -74,7 +76,7 @@ def test_a_row_samples_the_same_in_any_batch() -> None:
     params = rows(6, temperature=0.9, top_p=0.8)
     together = sample(logits, params).ids
     for row in range(6):
-        alone = dataclasses.replace(rows(1, row, temperature=0.9, top_p=0.8))
+        alone = rows(1, row, temperature=0.9, top_p=0.8)
         assert sample(logits[row : row + 1], alone).ids[0] == together[row]
 
 
@@ -187,7 +189,7 @@ def test_logprobs_are_the_models_own() -> None:
 
 
 def on(device: torch.device, params: SamplingTensors) -> SamplingTensors:
-    def move(value: object) -> object:
+    def move(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return value.to(device)
         if isinstance(value, LogitBias):
