@@ -64,10 +64,10 @@ def join_engine(config: WorkerConfig, model: Model, placement: Placement, versio
     block_size = config.engine.block_size
     max_context = config.engine.max_context or model.config.max_context
     spec = KVSpec.of_model(model.config, block_size, placement.dtype)
-    num_blocks = config.engine.num_blocks or spec.num_blocks(_kv_bytes(config, placement.device))
+    num_blocks = config.engine.num_blocks or spec.num_blocks(_kv_bytes(config, torch.device(placement.device)))
     kv = spec.allocate(num_blocks, placement.device)
     runner = _runner(model, kv, config.engine.max_num_seqs, max_context)
-    overlap = placement.device.type == "cuda" if config.engine.overlap is None else config.engine.overlap
+    overlap = torch.device(placement.device).type == "cuda" if config.engine.overlap is None else config.engine.overlap
     engine = Engine(
         config.engine.model_copy(update={"overlap": overlap}),
         runner,
@@ -157,7 +157,7 @@ def weights_version(path: Path) -> str:
 
 def _placement(config: WorkerConfig) -> Placement:
     has_gpu = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
-    device = torch.device("cuda" if has_gpu else "cpu")
+    device = "cuda" if has_gpu else "cpu"
     name = config.dtype if config.dtype != "auto" else ("bfloat16" if has_gpu else "float32")
     return Placement(getattr(torch, name), device)
 

@@ -7,7 +7,6 @@ each of the two starts where the other has no resolution (reference: shared/refe
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
@@ -23,21 +22,37 @@ class WorkerMetrics:
 
     def __init__(self, worker_id: str) -> None:
         self.registry = CollectorRegistry()
-        labels = {"registry": self.registry}
-        self._blocks = Gauge("baton_blocks", "KV blocks by state", ["worker", "state"], **labels)
-        self._sequences = Gauge("baton_sequences", "Sequences by state", ["worker", "state"], **labels)
-        self._waiting = Gauge("baton_waiting_tokens", "Uncached prompt tokens not yet computed", ["worker"], **labels)
-        self._tokens = Counter("baton_generated_tokens", "Sampled tokens", ["worker"], **labels)
-        self._cached = Counter("baton_cached_tokens", "Prompt tokens found in the cache", ["worker"], **labels)
-        self._step = Histogram("baton_step_seconds", "Engine steps", ["worker"], buckets=STEP_BUCKETS_S, **labels)
+        registry = self.registry
+        self._blocks = Gauge("baton_blocks", "KV blocks by state", ["worker", "state"], registry=registry)
+        self._sequences = Gauge("baton_sequences", "Sequences by state", ["worker", "state"], registry=registry)
+        self._waiting = Gauge(
+            "baton_waiting_tokens", "Uncached prompt tokens not yet computed", ["worker"], registry=registry
+        )
+        self._tokens = Counter("baton_generated_tokens", "Sampled tokens", ["worker"], registry=registry)
+        self._cached = Counter("baton_cached_tokens", "Prompt tokens found in the cache", ["worker"], registry=registry)
+        self._step = Histogram(
+            "baton_step_seconds", "Engine steps", ["worker"], buckets=STEP_BUCKETS_S, registry=registry
+        )
         self._phase = Histogram(
-            "baton_phase_seconds", "Phases of a request", ["worker", "phase"], buckets=PHASE_BUCKETS_S, **labels
+            "baton_phase_seconds",
+            "Phases of a request",
+            ["worker", "phase"],
+            buckets=PHASE_BUCKETS_S,
+            registry=registry,
         )
-        self._handover_bytes = Counter("baton_handover_bytes", "KV bytes written to a peer", ["worker"], **labels)
+        self._handover_bytes = Counter(
+            "baton_handover_bytes", "KV bytes written to a peer", ["worker"], registry=registry
+        )
         self._handover_s = Histogram(
-            "baton_handover_write_seconds", "Single writes to a peer", ["worker"], buckets=PHASE_BUCKETS_S, **labels
+            "baton_handover_write_seconds",
+            "Single writes to a peer",
+            ["worker"],
+            buckets=PHASE_BUCKETS_S,
+            registry=registry,
         )
-        self._fallbacks = Counter("baton_handover_fallbacks", "Hand-overs given up by decode", ["worker"], **labels)
+        self._fallbacks = Counter(
+            "baton_handover_fallbacks", "Hand-overs given up by decode", ["worker"], registry=registry
+        )
         self._worker = worker_id
 
     def serve(self, host: str, port: int) -> tuple[str, Callable[[], None]]:
@@ -48,7 +63,7 @@ class WorkerMetrics:
             server.shutdown()
             thread.join()
 
-        return f"{host}:{cast(int, server.server_port)}", close
+        return f"{host}:{server.server_port}", close
 
     def on_report(self, report: StepReport) -> None:
         worker = self._worker

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc.aio
 
@@ -47,14 +48,16 @@ class PeerLink:
         self._session = PeerSession()
         self._session.send(hello)
         self._channel = rpc.open_channel(peer.address)
-        self._call: grpc.aio.StreamStreamCall | None = None
+        self._call: grpc.aio.StreamStreamCall[Any, Any] | None = None
+        self._incoming: AsyncIterator[Message] | None = None
 
     async def open(self, timeout_s: float) -> Hello:
         """Connect and exchange Hellos. Raises PeerRefused; `close` is the caller's in every case."""
         self._call = rpc.open_stream(self._channel, rpc.HANDOVER, self._session.outgoing(), decode_message)
+        self._incoming = aiter(self._call)
         try:
             async with asyncio.timeout(timeout_s):
-                answer = await self._call.read()
+                answer = await anext(self._incoming, None)
         except (grpc.aio.AioRpcError, TimeoutError) as error:
             raise PeerRefused(f"{self.peer.worker_id} at {self.peer.address}: {_reason(error)}") from error
         if not isinstance(answer, Hello):
@@ -66,9 +69,9 @@ class PeerLink:
 
     async def messages(self) -> AsyncIterator[Message]:
         """Yield what the peer sends until the stream ends, however it ends."""
-        assert self._call is not None, "open() comes first"
+        assert self._incoming is not None, "open() comes first"
         try:
-            while (message := await self._call.read()) is not grpc.aio.EOF:
+            async for message in self._incoming:
                 yield message
         except grpc.aio.AioRpcError as error:
             log.warning("stream to %s lost: %s", self.peer.worker_id, _reason(error))

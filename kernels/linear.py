@@ -6,6 +6,7 @@ protocol, so a model never knows how its weights are stored.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -16,17 +17,12 @@ class Linear(Protocol):
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
 
+@dataclass(frozen=True, slots=True)
 class DenseLinear:
-    """Weights as they are: `weight` [out_features, in_features], `bias` [out_features]."""
+    """Weights as they are."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        out_features, in_features = weight.shape
-        if weight.device.type == "cpu" and weight.dtype == torch.float32 and out_features >= in_features:
-            # Decode multiplies by one or two tokens. With few inputs per output, MKL then reads a column-major matrix
-            # at up to twice the speed; for many tokens the order makes no difference.
-            weight = weight.t().contiguous().t()
-        self.weight = weight
-        self.bias = bias
+    weight: torch.Tensor  # [out_features, in_features]
+    bias: torch.Tensor | None = None  # [out_features]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, self.weight, self.bias)

@@ -1,7 +1,7 @@
 """Linear layers for CPUs, in the memory order and the argument order that oneDNN and MKL run fastest.
 
-Float32 on two Zen 4 cores, against F.linear: a packed weight takes 0.5x the time at 1 row, 0.3x at 8, 0.7x at 64; a
-plain one multiplied from the left takes 0.4x at 1 to 4 rows.
+Float32 on two Zen 4 cores, against F.linear: a packed weight takes 0.5x the time at 1 row, 0.4x at 8, 0.6x at 64; a
+plain one multiplied from the left takes 0.2x to 0.4x at 1 to 4 rows, 0.6x at 8.
 """
 
 from __future__ import annotations

@@ -41,9 +41,6 @@ class KVSpec:
         return num_blocks
 
     def allocate(self, num_blocks: int, device: torch.device | str = "cpu") -> torch.Tensor:
-        """Make the cache, [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim].
-
-        It is zeroed, since attention may read unwritten places.
-        """
+        """[num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim], zeroed, so that no place holds a NaN."""
         shape = (num_blocks, self.num_layers, 2, self.block_size, self.num_kv_heads, self.head_dim)
         return torch.zeros(shape, dtype=self.dtype, device=device)

@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 """Weights and config of a GGUF file, under Hugging Face's names and in Hugging Face's layout.
 
 GGUF interleaves the rows of llama's q and k; that is undone here, so that a model never knows which file it came from.
@@ -63,7 +64,9 @@ class GGUFWeights:
             raise CheckpointError(f"{self._path.name} has no tensor for {name}")
         tensor = self._tensors[name]
         check_shape(name, tuple(int(size) for size in reversed(tensor.shape)), shape)
-        rows = np.arange(part[0].start, part[0].stop)
+        first: int = part[0].start
+        last: int = part[0].stop
+        rows = np.arange(first, last)
         if self._arch == "llama" and re.search(r"\.[qk]_proj\.", name):
             rows = _interleaved_rows(shape[0], self._head_dim())[rows]
         step = max(1, _CHUNK_ELEMENTS // int(np.prod(shape[1:], dtype=np.int64)))

@@ -1,4 +1,7 @@
-"""Weights of a Hugging Face directory: config.json beside *.safetensors. Reads only what is asked for."""
+"""Weights of a Hugging Face directory: config.json beside *.safetensors.
+
+Only the part of a tensor that is asked for is read.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +39,8 @@ class SafetensorsWeights:
             if missing:
                 raise CheckpointError(f"{directory} lacks {', '.join(sorted(missing))}, which {index.name} lists")
             files = [file for file in files if file.name in listed]
-        self._open = [safe_open(file, framework="pt") for file in files]
-        self._home = {name: file for file in self._open for name in file.keys()}  # noqa: SIM118 - not a dict
+        handles: list[Any] = [safe_open(file, framework="pt") for file in files]
+        self._home: dict[str, Any] = {name: handle for handle in handles for name in handle.keys()}  # noqa: SIM118
 
     def names(self) -> Set[str]:
         return self._home.keys()

@@ -172,8 +172,8 @@ def _default_layer_types(hf: HFConfig) -> list[str]:
 
 
 def _ropes(hf: HFConfig) -> dict[str, RopeConfig]:
-    """RoPE of each kind of layer. Three spellings exist: rope_parameters per kind, for all, and rope_scaling."""
-    parameters = hf.get("rope_parameters")
+    """RoPE of each kind of layer, in any of its spellings: rope_parameters per kind, or for all, or rope_scaling."""
+    parameters: dict[str, Any] | None = hf.get("rope_parameters")
     if parameters is None:
         parameters = {"rope_theta": hf.get("rope_theta", 10_000.0), **(hf.get("rope_scaling") or {})}
     if "full_attention" in parameters:

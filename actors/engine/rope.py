@@ -26,7 +26,7 @@ def cos_sin_table(
 
 
 def _llama3(frequencies: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
-    """Slow down what turns less than `low` times in the original context; keep what turns more than `high`."""
+    """Slow what turns less than `low` times in the original context, keep what turns over `high`, blend the rest."""
     turns = rope.original_context * frequencies / (2 * math.pi)
     kept = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     kept = kept.clamp(0.0, 1.0)

@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 """Runs batches with torch: builds the step's inputs, runs the model, samples, and keeps sampled ids on the device.
 
 `launch` only queues work (on CUDA it never waits for the device); the three stages are separate objects or methods,
@@ -44,7 +45,8 @@ class TorchRunner:
         for backend in self._attention:
             backend.plan(layout)
         logits = self._model.forward(inputs, self._kv, self._attention)
-        return self._sample(batch.rows, logits)
+        positions = inputs.places.positions.index_select(0, inputs.logit_rows) + 1
+        return self._sample(batch.rows, positions, logits)
 
     def _build_inputs(self, rows: Sequence[Row]) -> StepInputs:
         host = host_inputs(rows, self._block_size)
@@ -54,12 +56,13 @@ class TorchRunner:
             tokens = tokens.index_copy(0, unknown_at, self._slots.last_sampled.index_select(0, sampled_slots))
         return StepInputs(tokens, TokenPlaces(positions, slots), self._to_device(host.logit_rows))
 
-    def _sample(self, rows: Sequence[Row], logits: torch.Tensor) -> PendingStep:
+    def _sample(self, rows: Sequence[Row], positions: torch.Tensor, logits: torch.Tensor) -> PendingStep:
+        """Sample for the rows that want it; `positions` and `logits` have one entry for each of them."""
         sampled_rows = [row for row in rows if row.sample]
         if not sampled_rows:
             return SampledStep(rows, None, None)
         slots = self._to_device([row.slot for row in sampled_rows])
-        ids = sample(logits, self._slots.tensors(sampled_rows, slots)).ids
+        ids = sample(logits, self._slots.tensors(sampled_rows, slots, positions)).ids
         self._slots.record(slots, ids)
         return SampledStep(rows, HostCopy((ids,)), self._logprobs(sampled_rows, logits, ids))
 
@@ -155,7 +158,10 @@ class StepLogprobs:
     copy: HostCopy  # of kernels.sampling.Logprobs, one row for each of them
 
     def wait(self, num_rows: int) -> list[tuple[TokenLogprobs, ...] | None]:
-        chosen, top_ids, top = (tensor.tolist() for tensor in Logprobs(*self.copy.wait()))
+        copied = Logprobs(*self.copy.wait())
+        chosen: list[float] = copied.chosen.tolist()
+        top_ids: list[list[int]] = copied.top_ids.tolist()
+        top: list[list[float]] = copied.top.tolist()
         rows: list[tuple[TokenLogprobs, ...] | None] = [None] * num_rows
         for i, (row, num) in enumerate(self.num_top.items()):
             rows[row] = (TokenLogprobs(chosen[i], tuple(top_ids[i][:num]), tuple(top[i][:num])),)
@@ -169,7 +175,9 @@ class SampledStep:
     logprobs: StepLogprobs | None
 
     def wait(self) -> StepOutput:
-        ids: list[int] = [] if self.ids is None else self.ids.wait()[0].tolist()
+        if self.ids is None:
+            return StepOutput(((),) * len(self.rows), (None,) * len(self.rows))
+        ids: list[int] = self.ids.wait()[0].tolist()
         logprobs = [None] * len(ids) if self.logprobs is None else self.logprobs.wait(len(ids))
         sampled = iter(zip(ids, logprobs, strict=True))
         tokens_out: list[tuple[int, ...]] = []

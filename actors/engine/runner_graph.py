@@ -91,7 +91,8 @@ class GraphRunner(TorchRunner):
         """Keep the graph's greedy ids, or sample as the rows ask."""
         if self._slots.is_plain(rows):
             return SampledStep(rows, HostCopy((captured.ids[: len(rows)],)), None)
-        return self._sample(rows, captured.logits[: len(rows)])
+        num = len(rows)
+        return self._sample(rows, captured.fields[1, :num] + 1, captured.logits[:num])
 
     def _host_fields(self, rows: Sequence[Row], size: int) -> list[list[int]]:
         block_size = self._block_size

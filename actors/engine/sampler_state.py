@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 """What sampling must remember of each sequence, in rows that stay put for the sequence's life.
 
 Parameters and penalty counts live on the device; the host keeps only what decides which features a step needs. All of
@@ -78,8 +79,11 @@ class SlotStates:
             if slot.features & _Feature.PENALTY:
                 self._load_history(admission)
 
-    def tensors(self, rows: Sequence[Row], slots: torch.Tensor) -> SamplingTensors:
-        """Parameters of the rows to sample; a feature that none uses stays None. `slots`: theirs, on the device."""
+    def tensors(self, rows: Sequence[Row], slots: torch.Tensor, positions: torch.Tensor) -> SamplingTensors:
+        """Parameters of the rows to sample; a feature that none of them uses is None.
+
+        `slots` and `positions` ([num_rows] int64, on the device) are the rows' slots and the positions to be sampled.
+        """
         states = [self._slots[row.slot] for row in rows]
         features = 0
         for state in states:
@@ -94,7 +98,7 @@ class SlotStates:
         return SamplingTensors(
             temperature=temperature if is_random else None,
             seeds=seeds if is_random else None,
-            positions=self._tensor([row.end for row in rows]) if is_random else None,
+            positions=positions if is_random else None,
             top_k=top_k.int() if features & _Feature.TOP_K else None,
             top_p=top_p if features & _Feature.TOP_P else None,
             min_p=min_p if features & _Feature.MIN_P else None,

@@ -7,7 +7,7 @@ dtype and device. Every tensor goes straight to its place, so nothing is held tw
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -74,7 +74,7 @@ class Shard:
 @dataclass(frozen=True, slots=True)
 class Placement:
     dtype: torch.dtype = torch.float32
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    device: str = "cpu"
     shard: Shard = Shard()
 
 
@@ -89,9 +89,9 @@ class Weights:
     def has(self, name: str) -> bool:
         return name in self._source.names()
 
-    def tensor(self, name: str, *shape: int) -> torch.Tensor:
+    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """A tensor that every rank holds whole."""
-        dest = self._empty(*shape)
+        dest = torch.empty(shape, dtype=dtype or self._dtype, device=self.device)
         self._fill(name, shape, tuple(slice(0, size) for size in shape), dest)
         return dest
 

@@ -21,6 +21,7 @@ from baton.actors.engine.rope import cos_sin_table
 from baton.actors.engine.weights import Weights
 from baton.kernels.attention import AttentionBackend, AttentionShape
 from baton.kernels.fused_linear import NormWeight, linear_add, norm_gated_linear, norm_linear
+from baton.kernels.gated_activation import ActivationKind
 from baton.kernels.linear_cpu import shared_linear
 from baton.kernels.rope_store import QKNorm, TokenPlaces, rope_and_store
 
@@ -46,7 +47,7 @@ class LlamaLayer:
         gate_up = {f"{prefix}.mlp.{name}_proj": width for name in ("gate", "up")}
         attention_width, bias = config.num_heads * config.head_dim, config.attention_bias
         self.shape = shape
-        self.activation = config.activation
+        self.activation: ActivationKind = config.activation
         self.input_norm = _norm(weights, f"{prefix}.input_layernorm", config)
         self.qkv = weights.merged_linear(qkv, hidden, bias=bias or self.has_qkv_bias)
         self.qk_norm = _qk_norm(weights, f"{prefix}.self_attn", config) if self.has_qk_norm else None
@@ -121,6 +122,6 @@ def _attention_shape(config: ModelConfig, layer: LayerConfig, weights: Weights, 
 def _rope_tables(config: ModelConfig, weights: Weights, max_context: int) -> dict[RopeConfig, torch.Tensor]:
     factors = None
     if weights.has("rope_freqs.weight"):  # how GGUF spells llama3's scaling
-        factors = weights.tensor("rope_freqs.weight", config.head_dim // 2).float().cpu()
+        factors = weights.tensor("rope_freqs.weight", config.head_dim // 2, dtype=torch.float32).cpu()
     ropes = {layer.rope for layer in config.layers}
     return {rope: cos_sin_table(rope, config.head_dim, max_context, factors).to(weights.device) for rope in ropes}

@@ -7,16 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 
 from baton.actors.engine.batch import Admission, Batch, Row, StepOutput
 from baton.actors.engine.checkpoint import build_model, open_checkpoint
 from baton.actors.engine.kv_cache import KVSpec
 from baton.actors.engine.model_reference import resolve_model
 from baton.actors.engine.models.model import Model, StepInputs
-from baton.actors.engine.request import Request, SamplingParams
+from baton.actors.engine.request import Request, SamplingParams, TokenLogprobs
 from baton.actors.engine.runner import TorchRunner, step_layout
 from baton.actors.engine.weights import Placement
 from baton.kernels.attention_torch import TorchAttention
@@ -24,6 +25,7 @@ from baton.kernels.rope_store import TokenPlaces
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 160
+Reference = Any  # a transformers model: their stubs know neither its call nor its results
 GREEDY = SamplingParams(max_tokens=64, seed=0, temperature=0.0)
 
 
@@ -38,9 +40,14 @@ def smollm2() -> Model:
 
 
 @cache
-def smollm2_reference() -> PreTrainedModel:
+def smollm2_reference() -> Reference:
     path = smollm2_path()
-    return AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
+    return load_reference(path)
+
+
+def load_reference(gguf_path: Path) -> Reference:
+    auto: Any = AutoModelForCausalLM
+    return auto.from_pretrained(gguf_path.parent, gguf_file=gguf_path.name, dtype=torch.float32).eval()
 
 
 def load(path: Path, max_context: int) -> Model:
@@ -77,12 +84,12 @@ def all_logits(model: Model, rows: Sequence[Row], kv: torch.Tensor) -> torch.Ten
 
 
 @torch.inference_mode()
-def reference_logits(reference: PreTrainedModel, tokens: Sequence[int]) -> torch.Tensor:
+def reference_logits(reference: Reference, tokens: Sequence[int]) -> torch.Tensor:
     return reference(torch.tensor([tokens])).logits[0]
 
 
 @torch.inference_mode()
-def reference_greedy(reference: PreTrainedModel, prompt: Sequence[int], num_tokens: int) -> list[int]:
+def reference_greedy(reference: Reference, prompt: Sequence[int], num_tokens: int) -> list[int]:
     ids = torch.tensor([prompt])
     out = reference.generate(
         ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=num_tokens, min_new_tokens=num_tokens
@@ -101,7 +108,7 @@ class Driven:
     sampling: SamplingParams = GREEDY
     computed: int = 0
     is_admitted: bool = False
-    logprobs: list[object] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
 
     @property
     def output(self) -> list[int]:

