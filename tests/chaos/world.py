@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from signal import SIGCONT, SIGSTOP, SIGTERM
+from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM
 from typing import Any
 
 import msgspec
@@ -105,15 +105,17 @@ class World:
             self.pids.add(self.gateway_process.pid)
         return self.gateway_process
 
-    async def repair(self, *, tell: bool = True) -> None:
+    def tell_of_death(self, dead: WorkerInfo) -> None:
+        for worker in self.workers.values():
+            if worker.is_alive:
+                worker.say(control.PeerDead(dead.peer.incarnation))
+
+    async def repair(self) -> None:
         """Replace what died, and tell the others of it, as the cluster would."""
         for name, worker in list(self.workers.items()):
             if not worker.is_alive:
-                dead = worker.info
-                await self.gateway.forget(dead)
-                for other in self.workers.values():
-                    if tell and other.is_alive:
-                        other.say(control.PeerDead(dead.peer.incarnation))
+                await self.gateway.forget(worker.info)
+                self.tell_of_death(worker.info)
                 await worker.stop()
                 await self.start(name)
         if self.gateway_process is not None and not self.gateway_process.is_alive:
@@ -145,7 +147,7 @@ class World:
         for worker in self.workers.values():
             worker.process.kill()
             await worker.join(EXIT_S)
-        await self.repair(tell=False)
+        await self.repair()
 
     async def close(self) -> list[int]:
         """Stop everything; return the processes that are left."""
@@ -180,7 +182,10 @@ class CellRun:
         host = self.world.workers[phase.place]
         if phase.is_full:
             await self._fill(host)
-        host.say(GateSpec(phase.point, self.request.id, event.act, phase.nth))
+        if phase.is_new:
+            self.world.workers["D"].say(control.DropPeers())
+            await self.world.workers["D"].state()  # which comes after
+        host.say(GateSpec(phase.point, "Hello" if phase.is_new else self.request.id, event.act, phase.nth))
         self._start_others()
         main = asyncio.create_task(await self._main())
         await self._reached(host)
@@ -244,6 +249,9 @@ class CellRun:
         if victim is not None and event.signal is not None:
             victim.signal(event.signal)
         host.say(control.OpenGates())
+        if event.signal is SIGKILL and isinstance(victim, WorkerProcess) and not event.restarts_in_place:
+            await victim.join(EXIT_S)
+            self.world.tell_of_death(victim.info)
         if event.restarts_in_place:
             await self.world.restart_in_place(event.victim)
         if victim is not None and event.signal is SIGSTOP:
