@@ -39,22 +39,14 @@ EXIT_S = 8.0  # for a terminated worker to drain and end
 SEEDS = itertools.count(1)
 
 
-def worker_config(num_blocks: int, **transfer: float) -> WorkerConfig:
-    settings = {
-        "mover": "nixl",
-        "beat_s": BEAT_S,
-        "lease_s": BOUND_S,
-        "stall_s": BOUND_S,
-        "max_write_blocks": 2,
-        **transfer,
-    }
+def worker_config(num_blocks: int, block_size: int = BLOCK_SIZE) -> WorkerConfig:
     return WorkerConfig(
         model="fake",
         served_name="fake",
         engine=EngineConfig(
-            num_blocks=num_blocks, block_size=BLOCK_SIZE, max_num_seqs=8, max_step_tokens=16, max_prefill_chunk=8
+            num_blocks=num_blocks, block_size=block_size, max_num_seqs=8, max_step_tokens=16, max_prefill_chunk=8
         ),
-        transfer=TransferConfig.model_validate(settings),
+        transfer=TransferConfig(mover="nixl", beat_s=BEAT_S, lease_s=BOUND_S, stall_s=BOUND_S, max_write_blocks=2),
     )
 
 
@@ -92,9 +84,9 @@ class World:
     gateway_process: ChaosProcess | None = None
     pids: set[int] = field(default_factory=set[int])  # of everything ever started
 
-    async def start(self, name: str, port: int = 0) -> None:
+    async def start(self, name: str, port: int = 0, block_size: int = BLOCK_SIZE) -> None:
         role = "prefill" if name.startswith("P") else "decode"
-        config = worker_config(NUM_BLOCKS.get(name, 64)).model_dump_json()
+        config = worker_config(NUM_BLOCKS.get(name, 64), block_size).model_dump_json()
         spec = control.WorkerSpec(worker_id=name, role=role, config=config, port=port)
         self.workers[name] = await WorkerProcess.launch(spec)
         self.pids.add(self.workers[name].pid)
