@@ -22,6 +22,8 @@ from baton.actors.messages import KVEvents
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
+JOIN_S = 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
@@ -64,10 +66,10 @@ class StepLoop:
         return 0.0 if since is None else time.monotonic() - since
 
     def stop(self) -> None:
-        """End the thread after the step that runs now; idempotent."""
+        """End the thread after the step that runs now; idempotent. One that hangs is left to end with the process."""
         self._inbox.put(None)
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(JOIN_S)
 
     def post(self, ask: Callable[[Engine], object]) -> None:
         """Run `ask` on the engine between two steps; its result is dropped, its exception fails the worker."""

@@ -24,6 +24,7 @@ class Phase:
     point: str
     nth: int = 1
     is_full: bool = False  # D has no room: another import, held by P, fills its pool
+    is_new: bool = False  # D has no stream to P yet: all that want P wait for the Hello
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ TOO_LONG_S = 1.6  # well beyond them
 
 PHASES = (
     Phase("submitted", "D", "hears.Submit"),
+    Phase("connecting", "P", "hears.Hello", is_new=True),
     Phase("opened", "P", "hears.Open"),
     Phase("admitted", "P", "says.Admitted"),
     Phase("placed", "P", "hears.Place"),
@@ -84,6 +86,7 @@ EVENTS = (
     Event("stopped", "P", SIGSTOP, BLINK_S),
     Event("frozen", "P", SIGSTOP, TOO_LONG_S),
     Event("killed", "D", SIGKILL),
+    Event("restarted", "D", SIGKILL, restarts_in_place=True),
     Event("terminated", "D", SIGTERM),
     Event("stopped", "D", SIGSTOP, BLINK_S),
     Event("frozen", "D", SIGSTOP, TOO_LONG_S),

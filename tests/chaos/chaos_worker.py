@@ -22,7 +22,7 @@ from baton.actors.messages import Cancel, Frame, Role, Submit, ToWorker
 from baton.actors.worker import Worker
 from baton.transfer.mover import Arrival, Completion, Incarnation
 from baton.transfer.mover_loop import MoverLoop
-from baton.transfer.wire import Message, decode_tag
+from baton.transfer.wire import Hello, Message, decode_tag
 from tests.actors.fake_engine import build_fake_engine
 from tests.chaos import control
 from tests.chaos.gates import Gates, GateSpec
@@ -100,6 +100,10 @@ class ChaosWorker(Worker):
             num_decode_peers=len(prefill._sessions),
         )
 
+    async def drop_peers(self) -> None:
+        for connection in list(self._decode._connections.values()):
+            await connection.link.close()
+
     def hang_engine(self) -> None:
         self._steps.post(lambda engine: threading.Event().wait())
 
@@ -110,6 +114,8 @@ def _requests_of(message: Message | ToWorker | Frame) -> set[str]:
             return {message.request.id}
         case Cancel():
             return {message.request_id}
+        case Hello():
+            return {"Hello"}
         case Frame():
             return {output.request_id for output in message.outputs}
         case _:
@@ -160,6 +166,8 @@ async def _obey(worker: ChaosWorker, reader: asyncio.StreamReader, say: Any) -> 
                 worker.gates.open_all()
             case control.PeerDead(incarnation):
                 await worker.peer_dead(incarnation)
+            case control.DropPeers():
+                await worker.drop_peers()
             case control.AskState():
                 say(await worker.state())
             case control.HangEngine():

@@ -31,6 +31,10 @@ class PeerDead(msgspec.Struct, frozen=True, tag=True):
     incarnation: str
 
 
+class DropPeers(msgspec.Struct, frozen=True, tag=True):
+    """Close the streams to prefill workers, so that the next request connects anew."""
+
+
 class AskState(msgspec.Struct, frozen=True, tag=True):
     pass
 
@@ -48,7 +52,7 @@ class Generate(msgspec.Struct, frozen=True, tag=True):
     decodes: tuple[WorkerInfo, ...]
 
 
-Command = GateSpec | OpenGates | PeerDead | AskState | HangEngine | Generate
+Command = GateSpec | OpenGates | PeerDead | DropPeers | AskState | HangEngine | Generate
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):

@@ -39,6 +39,7 @@ class WorkerStream:
     async def close(self) -> None:
         """Vanish, as a gateway that dies does."""
         self._reader.cancel()
+        self._calls.put_nowait(None)
         self._call.cancel()
         await self._channel.close()
 
@@ -96,6 +97,7 @@ class Gateway:
                 await self._stream(decode).outputs(Submit(now, prefill), outputs)
             except WorkerLost:
                 sent += _tokens(outputs)
+                await self.forget(decode)
                 continue
             sent += _tokens(outputs)
             if "draining" not in (outputs[-1].error or ""):

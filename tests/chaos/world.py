@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from signal import SIGCONT, SIGSTOP, SIGTERM
+from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM
 from typing import Any
 
 import msgspec
@@ -39,22 +39,14 @@ EXIT_S = 8.0  # for a terminated worker to drain and end
 SEEDS = itertools.count(1)
 
 
-def worker_config(num_blocks: int, **transfer: float) -> WorkerConfig:
-    settings = {
-        "mover": "nixl",
-        "beat_s": BEAT_S,
-        "lease_s": BOUND_S,
-        "stall_s": BOUND_S,
-        "max_write_blocks": 2,
-        **transfer,
-    }
+def worker_config(num_blocks: int, block_size: int = BLOCK_SIZE) -> WorkerConfig:
     return WorkerConfig(
         model="fake",
         served_name="fake",
         engine=EngineConfig(
-            num_blocks=num_blocks, block_size=BLOCK_SIZE, max_num_seqs=8, max_step_tokens=16, max_prefill_chunk=8
+            num_blocks=num_blocks, block_size=block_size, max_num_seqs=8, max_step_tokens=16, max_prefill_chunk=8
         ),
-        transfer=TransferConfig.model_validate(settings),
+        transfer=TransferConfig(mover="nixl", beat_s=BEAT_S, lease_s=BOUND_S, stall_s=BOUND_S, max_write_blocks=2),
     )
 
 
@@ -92,9 +84,9 @@ class World:
     gateway_process: ChaosProcess | None = None
     pids: set[int] = field(default_factory=set[int])  # of everything ever started
 
-    async def start(self, name: str, port: int = 0) -> None:
+    async def start(self, name: str, port: int = 0, block_size: int = BLOCK_SIZE) -> None:
         role = "prefill" if name.startswith("P") else "decode"
-        config = worker_config(NUM_BLOCKS.get(name, 64)).model_dump_json()
+        config = worker_config(NUM_BLOCKS.get(name, 64), block_size).model_dump_json()
         spec = control.WorkerSpec(worker_id=name, role=role, config=config, port=port)
         self.workers[name] = await WorkerProcess.launch(spec)
         self.pids.add(self.workers[name].pid)
@@ -105,15 +97,17 @@ class World:
             self.pids.add(self.gateway_process.pid)
         return self.gateway_process
 
-    async def repair(self, *, tell: bool = True) -> None:
+    def tell_of_death(self, dead: WorkerInfo) -> None:
+        for worker in self.workers.values():
+            if worker.is_alive:
+                worker.say(control.PeerDead(dead.peer.incarnation))
+
+    async def repair(self) -> None:
         """Replace what died, and tell the others of it, as the cluster would."""
         for name, worker in list(self.workers.items()):
             if not worker.is_alive:
-                dead = worker.info
-                await self.gateway.forget(dead)
-                for other in self.workers.values():
-                    if tell and other.is_alive:
-                        other.say(control.PeerDead(dead.peer.incarnation))
+                await self.gateway.forget(worker.info)
+                self.tell_of_death(worker.info)
                 await worker.stop()
                 await self.start(name)
         if self.gateway_process is not None and not self.gateway_process.is_alive:
@@ -145,7 +139,7 @@ class World:
         for worker in self.workers.values():
             worker.process.kill()
             await worker.join(EXIT_S)
-        await self.repair(tell=False)
+        await self.repair()
 
     async def close(self) -> list[int]:
         """Stop everything; return the processes that are left."""
@@ -180,7 +174,10 @@ class CellRun:
         host = self.world.workers[phase.place]
         if phase.is_full:
             await self._fill(host)
-        host.say(GateSpec(phase.point, self.request.id, event.act, phase.nth))
+        if phase.is_new:
+            self.world.workers["D"].say(control.DropPeers())
+            await self.world.workers["D"].state()  # which comes after
+        host.say(GateSpec(phase.point, "Hello" if phase.is_new else self.request.id, event.act, phase.nth))
         self._start_others()
         main = asyncio.create_task(await self._main())
         await self._reached(host)
@@ -244,6 +241,9 @@ class CellRun:
         if victim is not None and event.signal is not None:
             victim.signal(event.signal)
         host.say(control.OpenGates())
+        if event.signal is SIGKILL and isinstance(victim, WorkerProcess) and not event.restarts_in_place:
+            await victim.join(EXIT_S)
+            self.world.tell_of_death(victim.info)
         if event.restarts_in_place:
             await self.world.restart_in_place(event.victim)
         if victim is not None and event.signal is SIGSTOP:
