@@ -1,4 +1,4 @@
-"""Linear layers of 1 to 8 rows with what surrounds them, at the speed of reading the weights.
+"""Linear layers of 1 to 16 rows with what surrounds them, at the speed of reading the weights.
 
 The contracts are `fused_linear`'s. One program owns some output features and streams their weights past all of x; the
 norm's mean of squares is gathered on the way, since every program reads all of x anyhow. One row is a dot product per
@@ -22,7 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
-MIN_DOT_ROWS = 16  # the tensor cores' smallest tile
+from baton.kernels.linear import MAX_SKINNY_ROWS, SkinnyLinear
 
 
 class Tile(NamedTuple):
@@ -30,10 +30,11 @@ class Tile(NamedTuple):
     width: int  # input features read at once
     num_warps: int
     num_stages: int
+    splits: int = 1  # programs that share one tile's input features
 
 
 @dataclass(frozen=True, slots=True)
-class _Around:
+class Around:
     """What surrounds the linear layer."""
 
     norm: torch.Tensor | None = None
@@ -42,47 +43,41 @@ class _Around:
     has_gate: bool = False
 
 
-def skinny_norm_linear(h: torch.Tensor, norm: torch.Tensor, eps: float, weight: torch.Tensor) -> torch.Tensor:
-    y = h.new_empty(h.shape[0], weight.shape[0])
+def skinny_norm_linear(h: torch.Tensor, norm: torch.Tensor, eps: float, linear: SkinnyLinear) -> torch.Tensor:
     tile = Tile(8, 1024, 4, 2) if h.shape[0] == 1 else Tile(64, 128, 8, 5)
-    _launch(tile, h, weight, y, _Around(norm, eps))
-    return y
+    return run_skinny(tile, h, linear, linear.weight.shape[0], Around(norm, eps))
 
 
-def skinny_norm_silu_linear(h: torch.Tensor, norm: torch.Tensor, eps: float, weight: torch.Tensor) -> torch.Tensor:
-    y = h.new_empty(h.shape[0], weight.shape[0] // 2)
+def skinny_norm_silu_linear(h: torch.Tensor, norm: torch.Tensor, eps: float, linear: SkinnyLinear) -> torch.Tensor:
     tile = Tile(2, 2048, 8, 4) if h.shape[0] == 1 else Tile(64, 128, 8, 3)
-    _launch(tile, h, weight, y, _Around(norm, eps, has_gate=True))
+    return run_skinny(tile, h, linear, linear.weight.shape[0] // 2, Around(norm, eps, has_gate=True))
+
+
+def skinny_linear_add(x: torch.Tensor, linear: SkinnyLinear, h: torch.Tensor) -> torch.Tensor:
+    tile = Tile(2, 2048, 4, 4) if h.shape[0] == 1 else Tile(64, 128, 4, 5, splits=2)
+    return run_skinny(tile, x, linear, h.shape[1], Around(residual=h))
+
+
+def run_skinny(tile: Tile, x: torch.Tensor, linear: SkinnyLinear, features: int, around: Around) -> torch.Tensor:
+    """Compute [num_rows, features] with the given tile."""
+    rows, width = x.shape
+    y = x.new_empty(rows, features)
+    common = (x, linear.weight, y, around.norm, around.residual)
+    shape = {"width": width, "FEATURES": tile.features, "WIDTH": tile.width, "HAS_GATE": around.has_gate}
+    launch = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    num_tiles = features // tile.features
+    if rows == 1:
+        _one_row_kernel[(num_tiles,)](*common, features, around.eps, **shape, **launch)
+        return y
+    parts = None
+    if tile.splits > 1:
+        sums = tile.features * MAX_SKINNY_ROWS * (2 if around.has_gate else 1)
+        parts = torch.empty(num_tiles * tile.splits, sums + MAX_SKINNY_ROWS, dtype=torch.float32, device=x.device)
+    _few_rows_kernel[(num_tiles, tile.splits)](
+        *common, parts, linear.tickets, features, around.eps, rows,
+        ROWS=MAX_SKINNY_ROWS, SPLITS=tile.splits, **shape, **launch,
+    )  # fmt: skip
     return y
-
-
-def skinny_linear_add(x: torch.Tensor, weight: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
-    y = torch.empty_like(h)
-    tile = Tile(2, 2048, 4, 4) if h.shape[0] == 1 else Tile(32, 256, 4, 5)
-    _launch(tile, x, weight, y, _Around(residual=h))
-    return y
-
-
-def _launch(tile: Tile, x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, around: _Around) -> None:
-    rows, features = y.shape
-    kernel = _one_row_kernel if rows == 1 else _few_rows_kernel
-    extra = {} if rows == 1 else {"rows": rows, "ROWS": MIN_DOT_ROWS, "WEIGHT_FIRST": tile.features >= 64}
-    kernel[(features // tile.features,)](
-        x,
-        weight,
-        y,
-        around.norm,
-        around.residual,
-        features,
-        around.eps,
-        width=x.shape[1],
-        FEATURES=tile.features,
-        WIDTH=tile.width,
-        HAS_GATE=around.has_gate,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-        **extra,
-    )
 
 
 @triton.jit
@@ -118,42 +113,59 @@ def _one_row_kernel(
 
 @triton.jit
 def _few_rows_kernel(
-    x, weight, y, norm, residual, features, eps, rows,
+    x, weight, y, norm, residual, parts, tickets, features, eps, rows,
     width: tl.constexpr, ROWS: tl.constexpr, FEATURES: tl.constexpr, WIDTH: tl.constexpr, HAS_GATE: tl.constexpr,
-    WEIGHT_FIRST: tl.constexpr,
+    SPLITS: tl.constexpr,
 ):  # fmt: skip
-    # WEIGHT_FIRST computes the transpose, so that the wide side of the tensor cores' tile is the weights'.
-    feature = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
+    # The weights are the left operand: their side of the tensor cores' tile is the wide one.
+    tile, split = tl.program_id(0), tl.program_id(1)
+    feature = tile * FEATURES + tl.arange(0, FEATURES)
     row = tl.arange(0, ROWS)
-    column = tl.arange(0, WIDTH)
-    total = tl.zeros((FEATURES, ROWS) if WEIGHT_FIRST else (ROWS, FEATURES), tl.float32)
-    up_total = tl.zeros((FEATURES, ROWS) if WEIGHT_FIRST else (ROWS, FEATURES), tl.float32)
+    column = split * (width // SPLITS) + tl.arange(0, WIDTH)
+    inside = row < rows
+    total = tl.zeros((FEATURES, ROWS), tl.float32)
+    up_total = tl.zeros((FEATURES, ROWS), tl.float32)
     squares = tl.zeros((ROWS,), tl.float32)
-    for start in range(0, width, WIDTH):
-        inside = (row < rows)[:, None]
-        values = tl.load(x + row[:, None] * width + (start + column)[None, :], mask=inside, other=0.0)
+    for start in range(0, width // SPLITS, WIDTH):
+        values = tl.load(x + row[:, None] * width + (start + column)[None, :], mask=inside[:, None], other=0.0)
         if norm is not None:
             wide = values.to(tl.float32)
             squares += tl.sum(wide * wide, 1)
             values = (wide * tl.load(norm + start + column).to(tl.float32)[None, :]).to(values.dtype)
         offsets = feature[:, None] * width + (start + column)[None, :]
-        tile = tl.load(weight + offsets, eviction_policy="evict_first")
-        total = tl.dot(tile, tl.trans(values), total) if WEIGHT_FIRST else tl.dot(values, tl.trans(tile), total)
+        total = tl.dot(tl.load(weight + offsets, eviction_policy="evict_first"), tl.trans(values), total)
         if HAS_GATE:
-            tile = tl.load(weight + features * width + offsets, eviction_policy="evict_first")
-            if WEIGHT_FIRST:
-                up_total = tl.dot(tile, tl.trans(values), up_total)
-            else:
-                up_total = tl.dot(values, tl.trans(tile), up_total)
-    if WEIGHT_FIRST:
-        total, up_total = tl.trans(total), tl.trans(up_total)
-    if norm is not None:
-        scale = (1.0 / tl.sqrt(squares / width + eps))[:, None]
-        total *= scale
+            up = tl.load(weight + features * width + offsets, eviction_policy="evict_first")
+            up_total = tl.dot(up, tl.trans(values), up_total)
+    cells = tl.arange(0, FEATURES)[:, None] * ROWS + row[None, :]
+    PART: tl.constexpr = FEATURES * ROWS * (2 if HAS_GATE else 1) + ROWS  # the sums, gated ones, and the squares
+    is_last = True
+    if SPLITS > 1:
+        own = parts + (tile * SPLITS + split) * PART
+        tl.store(own + cells, total)
         if HAS_GATE:
-            total = total * tl.sigmoid(total) * (up_total * scale)
-    offsets = row[:, None] * features + feature[None, :]
-    mask = (row < rows)[:, None]
-    if residual is not None:
-        total += tl.load(residual + offsets, mask=mask, other=0.0).to(tl.float32)
-    tl.store(y + offsets, total.to(y.dtype.element_ty), mask=mask)
+            tl.store(own + FEATURES * ROWS + cells, up_total)
+        tl.store(own + PART - ROWS + row, squares)
+        tl.debug_barrier()
+        # Tickets are never reset: each launch draws SPLITS of them.
+        is_last = tl.atomic_add(tickets + tile, 1) % SPLITS == SPLITS - 1
+        tl.debug_barrier()
+    if is_last:
+        if SPLITS > 1:
+            # Added up in the order of the splits, whoever came last: the sum must not depend on it.
+            total, up_total, squares = total * 0, up_total * 0, squares * 0
+            for i in range(SPLITS):
+                part = parts + (tile * SPLITS + i) * PART
+                total += tl.load(part + cells, cache_modifier=".cg")
+                if HAS_GATE:
+                    up_total += tl.load(part + FEATURES * ROWS + cells, cache_modifier=".cg")
+                squares += tl.load(part + PART - ROWS + row, cache_modifier=".cg")
+        if norm is not None:
+            scale = (1.0 / tl.sqrt(squares / width + eps))[None, :]
+            total *= scale
+            if HAS_GATE:
+                total = total * tl.sigmoid(total) * (up_total * scale)
+        offsets = row[None, :] * features + feature[:, None]
+        if residual is not None:
+            total += tl.load(residual + offsets, mask=inside[None, :], other=0.0).to(tl.float32)
+        tl.store(y + offsets, total.to(y.dtype.element_ty), mask=inside[None, :])

@@ -19,11 +19,13 @@ from baton.kernels.attention_triton import TritonAttention
 from baton.kernels.gated_activation_triton import gated_activation_triton
 from baton.kernels.kv_pack_triton import move_blocks_triton
 from baton.kernels.kv_quant_triton import dequantise_kv_triton, quantise_kv_triton
+from baton.kernels.linear import SkinnyLinear
 from baton.kernels.rms_norm_triton import add_rms_norm_triton, rms_norm_triton
 from baton.kernels.rope_store import QKNorm, TokenPlaces
 from baton.kernels.rope_store_triton import rope_and_store_triton
 from baton.kernels.sampling import LogitBias, Penalties, SamplingTensors
 from baton.kernels.sampling_triton import sample_triton
+from baton.kernels.skinny_linear_triton import skinny_linear_add, skinny_norm_linear, skinny_norm_silu_linear
 
 BF16 = torch.bfloat16
 SHAPE = AttentionShape(num_heads=32, num_kv_heads=8, head_dim=128, block_size=16, scale=0.1)
@@ -88,6 +90,17 @@ def sampler() -> None:
     sample_triton(logits, SamplingTensors(real, whole, whole, whole.int(), real, real, penalties, bias, mask))
 
 
+def linears() -> None:
+    weight = torch.zeros(256, 2048, dtype=BF16)
+    linear = SkinnyLinear(weight, tickets=torch.zeros(16, dtype=torch.int32))
+    norm = torch.zeros(2048, dtype=BF16)
+    for rows in (1, 8):
+        x = torch.zeros(rows, 2048, dtype=BF16)
+        skinny_norm_linear(x, norm, 1e-5, linear)
+        skinny_norm_silu_linear(x, norm, 1e-5, linear)
+        skinny_linear_add(x, linear, torch.zeros(rows, 256, dtype=BF16))
+
+
 def attention() -> None:
     layout = StepLayout([1, 1, 40], [30, 5, 100], [[0, 1], [1], list(range(7))], num_decodes=2)
     for num_splits in (1, 8):
@@ -102,4 +115,5 @@ if __name__ == "__main__":
     elementwise()
     cache()
     sampler()
+    linears()
     attention()
