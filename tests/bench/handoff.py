@@ -5,7 +5,7 @@ what the client sees (first token, prefill's end to second token) and where the 
 and with pools whose free blocks lie scattered.
 
     python tests/bench/handoff.py --json out.json
-    python tests/bench/handoff.py --decode-device cuda:1
+    python tests/bench/handoff.py --device cuda:0,cuda:1
     python tests/bench/handoff.py --shape smollm2 --device cpu
 """
 
@@ -43,6 +43,7 @@ HERE = Path(__file__).parent
 MAX_TOKENS = 8
 NUM_WARM_UP = 2  # of each length
 CHURN_CONCURRENCY = 48
+MAX_CHURNED_RUN = 4.0  # adjacent blocks
 START_S = 300.0
 PATIENCE_S = 120.0  # for one request
 
@@ -376,7 +377,10 @@ async def run_loads(
         sent, received = await asyncio.gather(prefill.notes(), decode.notes())
         block_size = decode.info.block_size
         measured = [measure(t, sent[t.request.id], received[t.request.id], block_size) for t in timelines]
-        runs.append(Run(pools, load, measured))
+        run = Run(pools, load, measured)
+        if pools == "churned" and (mean := run.p50(lambda r: r.blocks_per_run)) > MAX_CHURNED_RUN:
+            raise RuntimeError(f"churn left runs of {mean:.1f} blocks, more than {MAX_CHURNED_RUN}: churn longer")
+        runs.append(run)
     return runs
 
 
@@ -409,20 +413,17 @@ def worker_config(shape: Shape, device: str, engine: EngineConfig) -> WorkerConf
 
 def main(
     shape: Annotated[str, typer.Option(help=f"one of {', '.join(SHAPES)}")] = "llama-8b",
-    device: Annotated[
-        str, typer.Option(help="of the prefill worker, and of the other unless it has its own")
-    ] = "cuda:0",
-    decode_device: Annotated[str | None, typer.Option(help="of the decode worker")] = None,
-    num_blocks: Annotated[int | None, typer.Option(help="KV blocks of each worker")] = None,
+    device: Annotated[str, typer.Option(help="of the two workers, or of each: cuda:0,cuda:1")] = "cuda:0",
     only: Annotated[list[int] | None, typer.Option(help="prompt lengths to run; all by default")] = None,
     churn: Annotated[bool, typer.Option(help="also measure with scattered free blocks")] = True,
     engine: Annotated[str, typer.Option(help="further EngineConfig fields of both workers, as JSON")] = "{}",
     json_path: Annotated[Path | None, typer.Option("--json", help="write every request's figures here")] = None,
 ) -> None:
     chosen = SHAPES[shape]
-    fields = chosen.engine.model_dump() | json.loads(engine) | ({"num_blocks": num_blocks} if num_blocks else {})
+    fields = chosen.engine.model_dump() | json.loads(engine)
     settings = EngineConfig.model_validate(fields)
-    configs = [worker_config(chosen, place, settings) for place in (device, decode_device or device)]
+    prefill, _, decode = device.partition(",")
+    configs = [worker_config(chosen, place, settings) for place in (prefill, decode or prefill)]
     loads = [load for load in chosen.loads if only is None or load.prompt_len in only]
     runs = asyncio.run(bench(chosen, configs[0], configs[1], loads, with_churn=churn))
     title = f"{shape}, {configs[0].device} → {configs[1].device}, NIXL"
