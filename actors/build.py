@@ -156,10 +156,12 @@ def weights_version(path: Path) -> str:
 
 
 def _placement(config: WorkerConfig) -> Placement:
-    has_gpu = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
-    device = "cuda" if has_gpu else "cpu"
-    name = config.dtype if config.dtype != "auto" else ("bfloat16" if has_gpu else "float32")
-    return Placement(getattr(torch, name), device)
+    auto = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(auto if config.device == "auto" else config.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device.index or 0)  # a thread's own: this one is about to load and capture
+    name = config.dtype if config.dtype != "auto" else ("bfloat16" if device.type == "cuda" else "float32")
+    return Placement(getattr(torch, name), str(device))
 
 
 def _kv_bytes(config: WorkerConfig, device: torch.device) -> int:

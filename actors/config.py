@@ -15,7 +15,11 @@ class WorkerConfig(BaseModel):
 
     model: str = Field(description="a directory, a .gguf file, or package:NAME for a GGUF inside a Python package")
     served_name: str = Field(description="the model's name in the HTTP API")
-    device: str = Field("auto", description='"auto", "cpu" or "cuda"; auto takes a GPU where there is one')
+    device: str = Field(
+        "auto",
+        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
+        description='"auto", "cpu", "cuda" or "cuda:N"; auto takes a GPU where there is one',
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="of weights and KV; auto = bfloat16 on a GPU, float32 on a CPU"
     )

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import grpc.aio
+import torch
 
 from baton.actors import rpc
 from baton.actors.build import BuiltEngine, build_engine
@@ -115,6 +116,8 @@ class Worker:
             memory=mover.describe(),
         )
         self._steps = StepLoop(self._built.engine, loop, self._on_report, self._on_failure)
+        if (kv := self._built.kv).is_cuda:
+            self._steps.post(lambda _: torch.cuda.set_device(kv.device))  # the current device is a thread's own
         self._join_roles(mover_loop=MoverLoop(mover, self._on_completion, self._on_arrival, loop))
         self._metrics_address, self._close_metrics = self._metrics.serve(self._host, 0)
         self._server = rpc.make_server({

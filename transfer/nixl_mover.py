@@ -49,6 +49,8 @@ class NixlMover:
     """
 
     def __init__(self, kv: torch.Tensor, incarnation: Incarnation) -> None:
+        if kv.is_cuda:
+            torch.cuda.set_device(kv.device)  # UCX registers memory in the thread's current context
         nixl: Any = importlib.import_module("nixl")
         self._nixl_errors = _error_types()
         self._kv = kv

@@ -28,6 +28,15 @@ class EngineConfig(BaseModel):
     max_prefill_chunk: int = Field(
         default=2048, ge=1, description="tokens that one prompt may take of a step while other prompts want their part"
     )
+    export_chunk: int = Field(
+        default=2048,
+        ge=1,
+        description="a prompt with more uncached tokens than this is computed for a peer in chunks of at most as many, "
+        "and each chunk's KV leaves while the next one computes",
+    )
+    export_last_chunk: int = Field(
+        default=512, ge=1, description="tokens of such a prompt's last chunk, whose KV leaves when prefill has ended"
+    )
     overlap: bool | None = Field(
         default=None,
         description="launch a step before the sampled ids of the step before are known; None = on a GPU only",

@@ -57,13 +57,7 @@ class Engine:
             headroom_blocks=config.headroom_blocks,
             max_preemptions=config.max_preemptions,
         )
-        self._scheduler = Scheduler(
-            self._space,
-            self._room,
-            WaitingQueue(config.max_overtakes),
-            max_step_tokens=config.max_step_tokens,
-            max_prefill_chunk=config.max_prefill_chunk,
-        )
+        self._scheduler = Scheduler(self._space, self._room, WaitingQueue(config.max_overtakes), config)
         self._imports = Imports(self._space, self._room)
         self._sequences: dict[str, Sequence] = {}  # all that hold or will hold something, imports apart
         self._in_flight: deque[_Launched] = deque()

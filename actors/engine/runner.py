@@ -60,7 +60,8 @@ class TorchRunner:
         """Sample for the rows that want it; `positions` and `logits` have one entry for each of them."""
         sampled_rows = [row for row in rows if row.sample]
         if not sampled_rows:
-            return SampledStep(rows, None, None)
+            # No ids, yet whoever waits must know that the step's KV is complete: a peer is about to be sent it.
+            return SampledStep(rows, HostCopy((logits.new_empty(0, dtype=torch.int64),)), None)
         slots = self._to_device([row.slot for row in sampled_rows])
         ids = sample(logits, self._slots.tensors(sampled_rows, slots, positions)).ids
         self._slots.record(slots, ids)
@@ -171,12 +172,10 @@ class StepLogprobs:
 @dataclass(frozen=True, slots=True)
 class SampledStep:
     rows: Sequence[Row]
-    ids: HostCopy | None  # None = the step samples nothing
+    ids: HostCopy  # of the rows that sample
     logprobs: StepLogprobs | None
 
     def wait(self) -> StepOutput:
-        if self.ids is None:
-            return StepOutput(((),) * len(self.rows), (None,) * len(self.rows))
         ids: list[int] = self.ids.wait()[0].tolist()
         logprobs = [None] * len(ids) if self.logprobs is None else self.logprobs.wait(len(ids))
         sampled = iter(zip(ids, logprobs, strict=True))

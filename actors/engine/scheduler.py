@@ -12,6 +12,7 @@ from operator import attrgetter
 
 from baton.actors.engine.batch import Admission, Batch, Row
 from baton.actors.engine.block_space import BlockSpace
+from baton.actors.engine.config import EngineConfig
 from baton.actors.engine.prefix_cache import Match
 from baton.actors.engine.room import Room
 from baton.actors.engine.sequence import Sequence, Status
@@ -28,14 +29,11 @@ class Plan:
 
 
 class Scheduler:
-    def __init__(
-        self, space: BlockSpace, room: Room, waiting: WaitingQueue, *, max_step_tokens: int, max_prefill_chunk: int
-    ) -> None:
+    def __init__(self, space: BlockSpace, room: Room, waiting: WaitingQueue, config: EngineConfig) -> None:
         self._space = space
         self._room = room
         self._waiting = waiting
-        self._max_step_tokens = max_step_tokens
-        self._max_prefill_chunk = max_prefill_chunk
+        self._config = config
         self._prefilling: list[Sequence] = []
         self._decoding: list[Sequence] = []
         self._started: list[Sequence] = []
@@ -72,7 +70,7 @@ class Scheduler:
     def schedule(self, step: int) -> Plan | None:
         """Decide step number `step`, which the caller must launch; None when nothing can run."""
         decodes = self._pick_decodes()
-        chunks = self._pick_chunks(self._max_step_tokens - len(decodes))
+        chunks = self._pick_chunks(self._config.max_step_tokens - len(decodes))
         sequences = [*decodes, *chunks]
         if not sequences:
             return None
@@ -126,13 +124,13 @@ class Scheduler:
     def _pick_chunks(self, budget: int) -> dict[Sequence, int]:
         """Share `budget` tokens among the prompts: the eldest first, then the shortest, then the eldest again."""
         is_contended = len(self._prefilling) + len(self._waiting) > 1
-        cap = self._max_prefill_chunk if is_contended else budget
+        cap = self._config.max_prefill_chunk if is_contended else budget
         chunks: dict[Sequence, int] = {}
         shortest_last = sorted(self._prefilling, key=lambda seq: (seq.num_left, seq.rank), reverse=True)
         if shortest_last:
             eldest = min(shortest_last, key=attrgetter("rank"))
             shortest_last.remove(eldest)
-            chunks[eldest] = min(eldest.num_left, cap, budget)
+            chunks[eldest] = min(self._most(eldest), cap, budget)
             budget -= chunks[eldest]
         candidate = self._next_waiting() if budget else None
         while budget and (shortest_last or candidate):
@@ -142,13 +140,25 @@ class Scheduler:
             else:
                 sequence = shortest_last.pop()
             if sequence:
-                chunks[sequence] = min(sequence.num_left, cap, budget)
+                chunks[sequence] = min(self._most(sequence), cap, budget)
                 budget -= chunks[sequence]
         for sequence in chunks:
-            more = min(sequence.num_left - chunks[sequence], budget)
+            more = min(self._most(sequence) - chunks[sequence], budget)
             chunks[sequence] += more
             budget -= more
         return chunks
+
+    def _most(self, sequence: Sequence) -> int:
+        """Tokens that a prompt may compute in one step.
+
+        A peer gets an export's KV chunk by chunk, each while the next one computes. So a long one ends in a short
+        chunk, the only one whose KV the peer must wait for; what comes before is cut evenly.
+        """
+        num_left, chunk = sequence.num_left, self._config.export_chunk
+        if not sequence.is_export or len(sequence.tokens) - sequence.cached_tokens <= chunk:
+            return num_left
+        before_last = num_left - self._config.export_last_chunk
+        return num_left if before_last <= 0 else -(-before_last // -(-before_last // chunk))
 
     def _next_waiting(self) -> Sequence | None:
         """Return whose turn it is to start, unless a step in flight still samples its next token."""
