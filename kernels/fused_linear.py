@@ -18,8 +18,12 @@ from typing import TypeGuard
 import torch
 
 from baton.kernels.gated_activation import ActivationKind, gated_activation
-from baton.kernels.linear import MAX_SKINNY_ROWS, DenseLinear, Linear, SkinnyLinear
+from baton.kernels.linear import DenseLinear, Linear
 from baton.kernels.rms_norm import rms_norm
+
+MAX_SKINNY_ROWS = 16  # what the tensor cores' smallest tile holds
+SKINNY_WIDTH = 2048  # in_features must be a multiple: the widest tile that a kernel reads at once
+SKINNY_FEATURES = 256  # likewise of out_features: two tiles of 128, gate and up
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,7 @@ def norm_linear(h: torch.Tensor, norm: NormWeight, linear: Linear) -> torch.Tens
     if _is_skinny(linear, h):
         from baton.kernels.skinny_linear_triton import skinny_norm_linear
 
-        return skinny_norm_linear(h, norm.weight, norm.eps, linear)
+        return skinny_norm_linear(h, norm.weight, norm.eps, linear.weight)
     return linear(rms_norm(h, norm.weight, norm.eps))
 
 
@@ -42,7 +46,7 @@ def norm_gated_linear(h: torch.Tensor, norm: NormWeight, linear: Linear, kind: A
     if kind == "silu" and _is_skinny(linear, h):
         from baton.kernels.skinny_linear_triton import skinny_norm_silu_linear
 
-        return skinny_norm_silu_linear(h, norm.weight, norm.eps, linear)
+        return skinny_norm_silu_linear(h, norm.weight, norm.eps, linear.weight)
     return gated_activation(linear(rms_norm(h, norm.weight, norm.eps)), kind)
 
 
@@ -51,11 +55,19 @@ def linear_add(x: torch.Tensor, linear: Linear, h: torch.Tensor) -> torch.Tensor
     if _is_skinny(linear, x):
         from baton.kernels.skinny_linear_triton import skinny_linear_add
 
-        return skinny_linear_add(x, linear, h)
+        return skinny_linear_add(x, linear.weight, h)
     if isinstance(linear, DenseLinear) and linear.bias is None:
         return h.addmm_(x, linear.weight.t())
     return h + linear(x)
 
 
-def _is_skinny(linear: Linear, x: torch.Tensor) -> TypeGuard[SkinnyLinear]:
-    return isinstance(linear, SkinnyLinear) and x.shape[0] <= MAX_SKINNY_ROWS
+def _is_skinny(linear: Linear, x: torch.Tensor) -> TypeGuard[DenseLinear]:
+    return (
+        isinstance(linear, DenseLinear)
+        and linear.bias is None
+        and x.is_cuda
+        and x.shape[0] <= MAX_SKINNY_ROWS
+        and x.dtype == torch.bfloat16
+        and linear.weight.shape[1] % SKINNY_WIDTH == 0
+        and linear.weight.shape[0] % SKINNY_FEATURES == 0
+    )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from baton.kernels.linear import DenseLinear, Linear, gpu_linear
+from baton.kernels.linear import DenseLinear, Linear
 
 _PACKED_FOR_ROWS = 64  # the blocked order that oneDNN picks for this batch serves 1 to 512 rows equally well
 _LEFT_MAX_ROWS = 8  # above this, F.linear is as fast as the swapped product
@@ -45,14 +45,12 @@ def fastest_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Li
     """Wrap a weight that nobody else reads: it may be reordered, after which `weight` itself can be freed."""
     if _has_fast_path(weight):
         return PackedLinear(torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR_ROWS), bias)
-    return gpu_linear(weight, bias) if weight.is_cuda else DenseLinear(weight, bias)
+    return DenseLinear(weight, bias)
 
 
 def shared_linear(weight: torch.Tensor) -> Linear:
     """Wrap a weight that is also read by rows."""
-    if _has_fast_path(weight):
-        return LeftLinear(weight)
-    return gpu_linear(weight) if weight.is_cuda else DenseLinear(weight)
+    return LeftLinear(weight) if _has_fast_path(weight) else DenseLinear(weight)
 
 
 def _has_fast_path(weight: torch.Tensor) -> bool:

@@ -9,8 +9,10 @@ Measured on an H200, bf16, Llama-3.1-8B's shapes, under a CUDA graph (cuBLAS wit
     us (TB/s)         qkv           o             gate_up       down          head
     1 row             15.3 (3.3)    10.4 (3.2)    53.8 (4.4)    30.2 (3.9)    237 (4.4)
     1 row, cuBLAS     15.6          13.8          62.7          32.8          249
-    8 rows            17.9 (2.8)    11.8 (2.8)    60.0 (3.9)    31.7 (3.7)    250 (4.2)
+    8 rows            15.9 (3.2)    11.6 (2.9)    57.1 (4.1)    30.8 (3.8)    241 (4.4)
     8 rows, cuBLAS    16.8          13.4          62.8          32.6          251
+
+Splitting a tile's input features among programs was tried for the smaller two, and won nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import torch
 import triton
 import triton.language as tl
 
-from baton.kernels.linear import MAX_SKINNY_ROWS, SkinnyLinear
+MIN_DOT_ROWS = 16  # the tensor cores' smallest tile
 
 
 class Tile(NamedTuple):
@@ -30,7 +32,6 @@ class Tile(NamedTuple):
     width: int  # input features read at once
     num_warps: int
     num_stages: int
-    splits: int = 1  # programs that share one tile's input features
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,40 +44,35 @@ class Around:
     has_gate: bool = False
 
 
-def skinny_norm_linear(h: torch.Tensor, norm: torch.Tensor, eps: float, linear: SkinnyLinear) -> torch.Tensor:
-    tile = Tile(8, 1024, 4, 2) if h.shape[0] == 1 else Tile(64, 128, 8, 5)
-    return run_skinny(tile, h, linear, linear.weight.shape[0], Around(norm, eps))
+def skinny_norm_linear(h: torch.Tensor, norm: torch.Tensor, eps: float, weight: torch.Tensor) -> torch.Tensor:
+    is_head = weight.shape[0] > 32768
+    few = Tile(128, 128, 8, 3) if is_head else Tile(64, 256, 4, 4)
+    tile = Tile(8, 1024, 4, 2) if h.shape[0] == 1 else few
+    return run_skinny(tile, h, weight, weight.shape[0], Around(norm, eps))
 
 
-def skinny_norm_silu_linear(h: torch.Tensor, norm: torch.Tensor, eps: float, linear: SkinnyLinear) -> torch.Tensor:
-    tile = Tile(2, 2048, 8, 4) if h.shape[0] == 1 else Tile(64, 128, 8, 3)
-    return run_skinny(tile, h, linear, linear.weight.shape[0] // 2, Around(norm, eps, has_gate=True))
+def skinny_norm_silu_linear(h: torch.Tensor, norm: torch.Tensor, eps: float, weight: torch.Tensor) -> torch.Tensor:
+    tile = Tile(2, 2048, 8, 4) if h.shape[0] == 1 else Tile(128, 128, 8, 3)
+    return run_skinny(tile, h, weight, weight.shape[0] // 2, Around(norm, eps, has_gate=True))
 
 
-def skinny_linear_add(x: torch.Tensor, linear: SkinnyLinear, h: torch.Tensor) -> torch.Tensor:
-    tile = Tile(2, 2048, 4, 4) if h.shape[0] == 1 else Tile(64, 128, 4, 5, splits=2)
-    return run_skinny(tile, x, linear, h.shape[1], Around(residual=h))
+def skinny_linear_add(x: torch.Tensor, weight: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+    tile = Tile(2, 2048, 4, 4) if h.shape[0] == 1 else Tile(32, 256, 4, 6)
+    return run_skinny(tile, x, weight, h.shape[1], Around(residual=h))
 
 
-def run_skinny(tile: Tile, x: torch.Tensor, linear: SkinnyLinear, features: int, around: Around) -> torch.Tensor:
+def run_skinny(tile: Tile, x: torch.Tensor, weight: torch.Tensor, features: int, around: Around) -> torch.Tensor:
     """Compute [num_rows, features] with the given tile."""
     rows, width = x.shape
     y = x.new_empty(rows, features)
-    common = (x, linear.weight, y, around.norm, around.residual)
+    common = (x, weight, y, around.norm, around.residual, features, around.eps)
     shape = {"width": width, "FEATURES": tile.features, "WIDTH": tile.width, "HAS_GATE": around.has_gate}
     launch = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-    num_tiles = features // tile.features
+    grid = (features // tile.features,)
     if rows == 1:
-        _one_row_kernel[(num_tiles,)](*common, features, around.eps, **shape, **launch)
-        return y
-    parts = None
-    if tile.splits > 1:
-        sums = tile.features * MAX_SKINNY_ROWS * (2 if around.has_gate else 1)
-        parts = torch.empty(num_tiles * tile.splits, sums + MAX_SKINNY_ROWS, dtype=torch.float32, device=x.device)
-    _few_rows_kernel[(num_tiles, tile.splits)](
-        *common, parts, linear.tickets, features, around.eps, rows,
-        ROWS=MAX_SKINNY_ROWS, SPLITS=tile.splits, **shape, **launch,
-    )  # fmt: skip
+        _one_row_kernel[grid](*common, **shape, **launch)
+    else:
+        _few_rows_kernel[grid](*common, rows, ROWS=MIN_DOT_ROWS, **shape, **launch)
     return y
 
 
@@ -113,20 +109,18 @@ def _one_row_kernel(
 
 @triton.jit
 def _few_rows_kernel(
-    x, weight, y, norm, residual, parts, tickets, features, eps, rows,
+    x, weight, y, norm, residual, features, eps, rows,
     width: tl.constexpr, ROWS: tl.constexpr, FEATURES: tl.constexpr, WIDTH: tl.constexpr, HAS_GATE: tl.constexpr,
-    SPLITS: tl.constexpr,
 ):  # fmt: skip
     # The weights are the left operand: their side of the tensor cores' tile is the wide one.
-    tile, split = tl.program_id(0), tl.program_id(1)
-    feature = tile * FEATURES + tl.arange(0, FEATURES)
+    feature = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
     row = tl.arange(0, ROWS)
-    column = split * (width // SPLITS) + tl.arange(0, WIDTH)
+    column = tl.arange(0, WIDTH)
     inside = row < rows
     total = tl.zeros((FEATURES, ROWS), tl.float32)
     up_total = tl.zeros((FEATURES, ROWS), tl.float32)
     squares = tl.zeros((ROWS,), tl.float32)
-    for start in range(0, width // SPLITS, WIDTH):
+    for start in range(0, width, WIDTH):
         values = tl.load(x + row[:, None] * width + (start + column)[None, :], mask=inside[:, None], other=0.0)
         if norm is not None:
             wide = values.to(tl.float32)
@@ -137,35 +131,12 @@ def _few_rows_kernel(
         if HAS_GATE:
             up = tl.load(weight + features * width + offsets, eviction_policy="evict_first")
             up_total = tl.dot(up, tl.trans(values), up_total)
-    cells = tl.arange(0, FEATURES)[:, None] * ROWS + row[None, :]
-    PART: tl.constexpr = FEATURES * ROWS * (2 if HAS_GATE else 1) + ROWS  # the sums, gated ones, and the squares
-    is_last = True
-    if SPLITS > 1:
-        own = parts + (tile * SPLITS + split) * PART
-        tl.store(own + cells, total)
+    if norm is not None:
+        scale = (1.0 / tl.sqrt(squares / width + eps))[None, :]
+        total *= scale
         if HAS_GATE:
-            tl.store(own + FEATURES * ROWS + cells, up_total)
-        tl.store(own + PART - ROWS + row, squares)
-        tl.debug_barrier()
-        # Tickets are never reset: each launch draws SPLITS of them.
-        is_last = tl.atomic_add(tickets + tile, 1) % SPLITS == SPLITS - 1
-        tl.debug_barrier()
-    if is_last:
-        if SPLITS > 1:
-            # Added up in the order of the splits, whoever came last: the sum must not depend on it.
-            total, up_total, squares = total * 0, up_total * 0, squares * 0
-            for i in range(SPLITS):
-                part = parts + (tile * SPLITS + i) * PART
-                total += tl.load(part + cells, cache_modifier=".cg")
-                if HAS_GATE:
-                    up_total += tl.load(part + FEATURES * ROWS + cells, cache_modifier=".cg")
-                squares += tl.load(part + PART - ROWS + row, cache_modifier=".cg")
-        if norm is not None:
-            scale = (1.0 / tl.sqrt(squares / width + eps))[None, :]
-            total *= scale
-            if HAS_GATE:
-                total = total * tl.sigmoid(total) * (up_total * scale)
-        offsets = row[None, :] * features + feature[:, None]
-        if residual is not None:
-            total += tl.load(residual + offsets, mask=inside[None, :], other=0.0).to(tl.float32)
-        tl.store(y + offsets, total.to(y.dtype.element_ty), mask=inside[None, :])
+            total = total * tl.sigmoid(total) * (up_total * scale)
+    offsets = row[None, :] * features + feature[:, None]
+    if residual is not None:
+        total += tl.load(residual + offsets, mask=inside[None, :], other=0.0).to(tl.float32)
+    tl.store(y + offsets, total.to(y.dtype.element_ty), mask=inside[None, :])

@@ -19,7 +19,6 @@ from baton.kernels.attention_triton import TritonAttention
 from baton.kernels.gated_activation_triton import gated_activation_triton
 from baton.kernels.kv_pack_triton import move_blocks_triton
 from baton.kernels.kv_quant_triton import dequantise_kv_triton, quantise_kv_triton
-from baton.kernels.linear import SkinnyLinear
 from baton.kernels.rms_norm_triton import add_rms_norm_triton, rms_norm_triton
 from baton.kernels.rope_store import QKNorm, TokenPlaces
 from baton.kernels.rope_store_triton import rope_and_store_triton
@@ -92,13 +91,12 @@ def sampler() -> None:
 
 def linears() -> None:
     weight = torch.zeros(256, 2048, dtype=BF16)
-    linear = SkinnyLinear(weight, tickets=torch.zeros(16, dtype=torch.int32))
     norm = torch.zeros(2048, dtype=BF16)
     for rows in (1, 8):
         x = torch.zeros(rows, 2048, dtype=BF16)
-        skinny_norm_linear(x, norm, 1e-5, linear)
-        skinny_norm_silu_linear(x, norm, 1e-5, linear)
-        skinny_linear_add(x, linear, torch.zeros(rows, 256, dtype=BF16))
+        skinny_norm_linear(x, norm, 1e-5, weight)
+        skinny_norm_silu_linear(x, norm, 1e-5, weight)
+        skinny_linear_add(x, weight, torch.zeros(rows, 256, dtype=BF16))
 
 
 def attention() -> None:

@@ -6,21 +6,10 @@ import pytest
 import torch
 
 from baton.kernels.fused_linear import NormWeight, linear_add, norm_gated_linear, norm_linear
-from baton.kernels.linear import DenseLinear, SkinnyLinear, gpu_linear
-from baton.kernels.skinny_linear_triton import (
-    Around,
-    Tile,
-    run_skinny,
-    skinny_linear_add,
-    skinny_norm_linear,
-    skinny_norm_silu_linear,
-)
+from baton.kernels.linear import DenseLinear
+from baton.kernels.skinny_linear_triton import skinny_linear_add, skinny_norm_linear, skinny_norm_silu_linear
 
-WIDTH, FEATURES, EPS = 2048, 128, 1e-5
-
-
-def skinny(weight: torch.Tensor) -> SkinnyLinear:
-    return SkinnyLinear(weight, tickets=torch.zeros(weight.shape[0] // 16, dtype=torch.int32, device=weight.device))
+WIDTH, FEATURES, EPS = 2048, 256, 1e-5
 
 
 def _random(device: torch.device, *shape: int) -> torch.Tensor:
@@ -45,7 +34,7 @@ def _normed(h: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
 def test_norm_and_linear_in_one_pass(device: torch.device, rows: int) -> None:
     h, norm, weight = _random(device, rows, WIDTH), _random(device, WIDTH), _random(device, FEATURES, WIDTH) / 40
     wanted = _normed(h, norm) @ weight.double().t()
-    assert _error(skinny_norm_linear(h, norm, EPS, skinny(weight)), wanted) < _tolerance(device)
+    assert _error(skinny_norm_linear(h, norm, EPS, weight), wanted) < _tolerance(device)
     assert _error(norm_linear(h, NormWeight(norm, EPS), DenseLinear(weight)), wanted) < _tolerance(device)
 
 
@@ -54,7 +43,7 @@ def test_norm_linear_and_activation_in_one_pass(device: torch.device, rows: int)
     h, norm, weight = _random(device, rows, WIDTH), _random(device, WIDTH), _random(device, 2 * FEATURES, WIDTH) / 40
     both = _normed(h, norm) @ weight.double().t()
     wanted = torch.nn.functional.silu(both[:, :FEATURES]) * both[:, FEATURES:]
-    assert _error(skinny_norm_silu_linear(h, norm, EPS, skinny(weight)), wanted) < _tolerance(device)
+    assert _error(skinny_norm_silu_linear(h, norm, EPS, weight), wanted) < _tolerance(device)
     assert _error(norm_gated_linear(h, NormWeight(norm, EPS), DenseLinear(weight), "silu"), wanted) < _tolerance(device)
 
 
@@ -62,24 +51,5 @@ def test_norm_linear_and_activation_in_one_pass(device: torch.device, rows: int)
 def test_linear_and_residual_in_one_pass(device: torch.device, rows: int) -> None:
     x, h, weight = _random(device, rows, WIDTH), _random(device, rows, FEATURES), _random(device, FEATURES, WIDTH) / 40
     wanted = h.double() + x.double() @ weight.double().t()
-    assert _error(skinny_linear_add(x, skinny(weight), h), wanted) < _tolerance(device)
+    assert _error(skinny_linear_add(x, weight, h), wanted) < _tolerance(device)
     assert _error(linear_add(x, DenseLinear(weight), h), wanted) < _tolerance(device)
-
-
-@pytest.mark.parametrize("splits", [1, 2, 4])
-def test_programs_that_share_a_tile_add_up_launch_after_launch(device: torch.device, splits: int) -> None:
-    h, norm, weight = _random(device, 3, WIDTH), _random(device, WIDTH), _random(device, 2 * FEATURES, WIDTH) / 40
-    linear, around = skinny(weight), Around(norm, EPS, has_gate=True)
-    both = _normed(h, norm) @ weight.double().t()
-    wanted = torch.nn.functional.silu(both[:, :FEATURES]) * both[:, FEATURES:]
-    tile = Tile(32, 128, 4, 3, splits)
-    first = run_skinny(tile, h, linear, FEATURES, around)
-    assert _error(first, wanted) < _tolerance(device)
-    for _ in range(3):
-        assert torch.equal(run_skinny(tile, h, linear, FEATURES, around), first)
-
-
-def test_only_what_the_skinny_kernels_can_serve_is_given_to_them() -> None:
-    assert isinstance(gpu_linear(torch.zeros(128, 2048, dtype=torch.bfloat16)), SkinnyLinear)
-    for weight in (torch.zeros(128, 2048), torch.zeros(128, 2000, dtype=torch.bfloat16)):
-        assert type(gpu_linear(weight)) is DenseLinear
