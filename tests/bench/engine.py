@@ -12,7 +12,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -27,10 +27,12 @@ from baton.actors.build import BuiltEngine, build_engine
 from baton.actors.config import WorkerConfig
 from baton.actors.engine.batch import Batch, PendingStep, Runner, StepOutput
 from baton.actors.engine.config import EngineConfig
+from baton.actors.engine.engine import Engine
 from baton.actors.engine.request import Request, SamplingParams
 
 LLAMA_8B = Path(__file__).parent / "models" / "llama-3.1-8b"
 # Same card, same work, measured elsewhere: see DESIGN.md section 2.
+BUDGETS = (256, 384, 512, 1024, 2048, 8192)  # prompt tokens a step, for the mixed load
 SGLANG = {"decode 1": 4.75, "decode 8": 5.12, "decode 64": 7.67, "decode 256": 18.55, "prefill 8k": 218.0}
 VLLM = {"decode 1": 4.93, "decode 8": 5.26, "decode 64": 7.92, "decode 256": 18.95, "prefill 8k": 212.0}
 
@@ -68,15 +70,16 @@ class TimedRunner:
     """Notes how long the host waits for the device, so that the rest of a step is the host's own time."""
 
     def __init__(self, runner: Runner) -> None:
-        self._runner = runner
+        self.inner = runner
         self.waits: list[float] = []
 
     def launch(self, batch: Batch) -> PendingStep:
-        return _TimedStep(self._runner.launch(batch), self.waits)
+        return _TimedStep(self.inner.launch(batch), self.waits)
 
 
 class Bench:
     def __init__(self, built: BuiltEngine, num_params: int, console: Console) -> None:
+        self.built = built
         self.engine = built.engine
         self.runner = TimedRunner(self.engine._runner)  # pyright: ignore[reportPrivateUsage]
         self.engine._runner = self.runner  # pyright: ignore[reportPrivateUsage]
@@ -219,38 +222,51 @@ class Bench:
             "256 requests", "tokens/s", num_tokens / (time.perf_counter() - started), sglang=9949.0, vllm=9745.0
         )
 
-    def mixed(self, batch: int = 64, seconds: float = 6.0) -> dict[str, float]:
-        """Decode `batch` sequences while an 8k prompt arrives every second; gaps between a step's tokens in ms."""
-        for _ in range(batch):
-            self.submit(1024, 4000)
+    def with_budget(self, step_tokens: int) -> Bench:
+        """The same runner under an engine with another token budget per step."""
+        config = EngineConfig(
+            max_num_seqs=256, max_step_tokens=max(256, step_tokens), max_prefill_chunk=step_tokens, prefix_cache=False
+        )
+        engine = Engine(
+            config, self.runner.inner, num_blocks=self.built.num_blocks, max_context=self.built.max_context,
+            eos_token_ids=frozenset(),
+        )  # fmt: skip
+        return Bench(replace(self.built, engine=engine), self.num_params, self.console)
+
+    def mixed(self, batch: int = 64, seconds: float = 5.0) -> dict[str, float]:
+        """Decode `batch` sequences while 8k prompts arrive, one a second: gaps between their tokens, prefill's rate."""
+        decoding = [self.submit(1024, 4000) for _ in range(batch)]
         while self.engine.waiting_tokens:
             self.engine.step()
-        quiet: list[float] = []
-        for _ in range(60):
-            started = time.perf_counter()
-            self.engine.step()
-            quiet.append(time.perf_counter() - started)
+        quiet = [self._timed_step() for _ in range(60)][10:]
         gaps: list[float] = []
-        prompt_ms: list[float] = []
-        arrivals: dict[str, float] = {}
+        under_way: dict[str, float] = {}
+        prompt_s: list[float] = []
         begun = time.perf_counter()
-        while (now := time.perf_counter()) - begun < seconds:
-            if len(arrivals) + len(prompt_ms) <= now - begun:
-                arrivals[self.submit(8192, 1)] = now
+        while (now := time.perf_counter()) - begun < seconds or under_way:
+            if len(under_way) + len(prompt_s) <= now - begun < seconds:
+                under_way[self.submit(8192, 1)] = now
+            was_busy = bool(under_way)
             updates = self.engine.step()
-            gaps.append(time.perf_counter() - now)
+            if was_busy:
+                gaps.append(time.perf_counter() - now)
             for update in updates:
-                if update.finish and update.request_id in arrivals:
-                    prompt_ms.append((time.perf_counter() - arrivals.pop(update.request_id)) * 1e3)
-        for request in range(self._num - 2000, self._num + 1):
-            self.engine.cancel(str(request))
+                if update.finish and update.request_id in under_way:
+                    prompt_s.append(time.perf_counter() - under_way.pop(update.request_id))
+        for request_id in decoding:
+            self.engine.cancel(request_id)
         self.drain()
         gaps.sort()
         return {
             "quiet_itl_ms": statistics.median(quiet) * 1e3,
             "p99_itl_ms": gaps[int(len(gaps) * 0.99)] * 1e3,
-            "prompt_ms": statistics.median(prompt_ms) if prompt_ms else float("nan"),
+            "prompt_tokens_per_s": 8192 / statistics.median(prompt_s),
         }
+
+    def _timed_step(self) -> float:
+        started = time.perf_counter()
+        self.engine.step()
+        return time.perf_counter() - started
 
 
 def measure_ceilings() -> Ceilings:
@@ -304,6 +320,22 @@ def show(console: Console, results: list[Result]) -> None:
     console.print(table)
 
 
+def show_mixed(console: Console, mixed: dict[int, dict[str, float]]) -> None:
+    table = Table(title="64 decoding, an 8k prompt every second", caption="by tokens that a step may spend on prompts")
+    for column in ("tokens a step", "ITL without prompts, ms", "p99 ITL, ms", "ratio", "prompt tokens/s"):
+        table.add_column(column, justify="right")
+    for size, row in mixed.items():
+        ratio = row["p99_itl_ms"] / row["quiet_itl_ms"]
+        table.add_row(
+            str(size),
+            f"{row['quiet_itl_ms']:.2f}",
+            f"{row['p99_itl_ms']:.2f}",
+            f"{ratio:.2f}",
+            f"{row['prompt_tokens_per_s']:.0f}",
+        )
+    console.print(table)
+
+
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
@@ -336,14 +368,14 @@ def main(
         if "throughput" in parts:
             results.append(bench.throughput())
             progress.advance(task)
-        mixed = bench.mixed() if "mixed" in parts else {}
+        mixed = {size: bench.with_budget(size).mixed() for size in BUDGETS} if "mixed" in parts else {}
     if "profile" in parts:
         for batch in (1, 8, 64, 256):
             bench.profile_decode(batch)
         bench.profile_prefill(8192)
     show(console, results)
     if mixed:
-        console.print(mixed)
+        show_mixed(console, mixed)
     if json_path is not None:
         figures = {"ceilings": asdict(ceilings), "results": [asdict(r) for r in results], "mixed": mixed}
         json_path.write_text(json.dumps(figures))
