@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -139,7 +139,7 @@ class DecodeRole:
     async def close(self) -> None:
         self._is_closed = True
         links = [connection.link for connection in self._connections.values()]
-        tasks = [
+        tasks: list[asyncio.Task[Any]] = [
             *self._tasks,
             *self._connecting.values(),
             *(connection.reader for connection in self._connections.values()),
