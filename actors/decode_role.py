@@ -179,18 +179,22 @@ class DecodeRole:
             raise
         reader = asyncio.create_task(self._read(link, incarnation))
         connection = self._connections[peer.address] = _Connection(link, incarnation, reader)
+        reader.add_done_callback(lambda done: self._on_stream_end(link, incarnation, done))
         self._run(self._target.on_peer_connected(peer.address, incarnation, time.monotonic()))
         return connection
 
     async def _read(self, link: PeerLink, peer: Incarnation) -> None:
-        try:
-            async for message in link.messages():
-                self._run(self._target.on_message(peer, message, time.monotonic()))
-        finally:
-            del self._connections[link.peer.address]
-            self._run(self._target.on_peer_lost(peer, time.monotonic()))
-            if not self._is_closed:
-                self._start(self._resolve(link, peer))
+        async for message in link.messages():
+            self._run(self._target.on_message(peer, message, time.monotonic()))
+
+    def _on_stream_end(self, link: PeerLink, peer: Incarnation, reader: asyncio.Task[None]) -> None:
+        """However it ended, even by a cancel before it began."""
+        if not reader.cancelled() and (error := reader.exception()) is not None:
+            log.error("stream to %s ended by an error here", link.peer.worker_id, exc_info=error)
+        del self._connections[link.peer.address]
+        self._run(self._target.on_peer_lost(peer, time.monotonic()))
+        if not self._is_closed:
+            self._start(self._resolve(link, peer))
 
     async def _resolve(self, link: PeerLink, peer: Incarnation) -> None:
         """After a lost stream: find out whether the peer still lives, as long as it may write into our blocks."""

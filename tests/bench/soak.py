@@ -8,7 +8,6 @@ Run: python tests/bench/soak.py [--requests 20000] [--json]
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
 import sys
 import time
@@ -82,14 +81,11 @@ class Soak:
         begun = time.monotonic()
         task = progress.add_task("requests", total=self.num_requests)
         numbers = iter(range(self.num_requests))
-        killer = asyncio.create_task(self._kill_now_and_then())
-        async with asyncio.TaskGroup() as clients:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._kill_now_and_then())
             for _ in range(CONCURRENCY):
-                clients.create_task(self._client(numbers, progress, task))
+                tasks.create_task(self._client(numbers, progress, task))
         seconds = time.monotonic() - begun
-        killer.cancel()
-        await asyncio.gather(killer, return_exceptions=True)
-        await self.world.repair()
         problems = [*self.wrong[:10], *await self.world.whole()]
         left = await self.world.close()
         problems += [f"processes {left} are left"] if left else []
@@ -127,7 +123,7 @@ class Soak:
             self.wrong.append(f"wrong: {msgspec.to_builtins(answered)}")
 
     async def _kill_now_and_then(self) -> None:
-        for number in itertools.count(1):
+        for number in range(1, int(self.num_requests * self.kill_share) + 1):
             while self.num_done * self.kill_share < number:
                 await asyncio.sleep(0.01)
             victim = self.world.workers[VICTIMS[number % 2]]

@@ -38,6 +38,7 @@ class WorkerStream:
 
     async def close(self) -> None:
         """Vanish, as a gateway that dies does."""
+        self._lose()  # the reader may be cancelled before it has begun, and so never see its own end
         self._reader.cancel()
         self._calls.put_nowait(None)
         self._call.cancel()
@@ -74,9 +75,12 @@ class WorkerStream:
         except grpc.aio.AioRpcError:
             pass
         finally:
-            self.is_lost = True
-            for inbox in self._inboxes.values():
-                inbox.put_nowait(None)
+            self._lose()
+
+    def _lose(self) -> None:
+        self.is_lost = True
+        for inbox in self._inboxes.values():
+            inbox.put_nowait(None)
 
 
 @dataclass
@@ -93,11 +97,13 @@ class Gateway:
         for num_streams, decode in enumerate(decodes, 1):
             outputs = []
             now = msgspec.structs.replace(request, tokens=(*request.tokens, *sent), num_output=len(sent))
+            stream = self._stream(decode)
             try:
-                await self._stream(decode).outputs(Submit(now, prefill), outputs)
+                await stream.outputs(Submit(now, prefill), outputs)
             except WorkerLost:
                 sent += _tokens(outputs)
-                await self.forget(decode)
+                if self.streams.get(decode.peer.incarnation) is stream:
+                    await self.forget(decode)
                 continue
             sent += _tokens(outputs)
             if "draining" not in (outputs[-1].error or ""):

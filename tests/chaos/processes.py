@@ -28,6 +28,7 @@ A = TypeVar("A")
 def context() -> ForkServerContext:
     set_env_defaults(os.environ)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it reports every death that is played here
     found = multiprocessing.get_context("forkserver")
     found.set_forkserver_preload(["tests.chaos.chaos_worker", "tests.chaos.gateway", "nixl"])
     return found
@@ -40,6 +41,8 @@ class ChaosProcess:
     process: BaseProcess
     reached: asyncio.Queue[control.Reached] = field(default_factory=asyncio.Queue[control.Reached])
     answers: asyncio.Queue[control.Answer] = field(default_factory=asyncio.Queue[control.Answer])
+    _writer: asyncio.StreamWriter = field(init=False)
+    _listener: asyncio.Task[None] = field(init=False)
 
     @classmethod
     async def start(cls, target: Callable[..., None], *args: object) -> tuple[ChaosProcess, control.Started]:

@@ -18,7 +18,7 @@ from tests.chaos.gateway import Gateway
 from tests.chaos.processes import WorkerProcess
 from tests.chaos.world import EXIT_S, World, is_right, new_request
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow]
 
 
 class Asked:

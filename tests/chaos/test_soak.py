@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.bench.soak import soak
 
 
+@pytest.mark.slow
 async def test_500_short_requests_with_aborts_and_kills_leave_nothing_behind() -> None:
     report = await soak(500)
     assert [problem for problem in report.problems if "grew" not in problem] == []

@@ -7,7 +7,7 @@ import pytest
 from tests.chaos.cells import CELLS, Cell
 from tests.chaos.world import CellRun, Outcome, World
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow]
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=str)
