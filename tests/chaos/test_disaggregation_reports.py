@@ -135,6 +135,7 @@ async def test_writes_that_cannot_be_posted_leave_both_sides_whole(world: World,
         await reached(world.workers["P"])
         if number % 4 == 0:
             asked.leave()
+            await all_whole(world)  # the next one must not be sent on the stream that this failure ends
         else:
             await asked.right()
     await all_whole(world)
