@@ -106,7 +106,7 @@ class Gateway:
                     await self.forget(decode)
                 continue
             sent += _tokens(outputs)
-            if "draining" not in (outputs[-1].error or ""):
+            if outputs[-1].finish != "cancelled":  # else the worker drains: another one goes on
                 return _answered(request.id, sent, outputs[-1], num_streams)
         return _answered(request.id, sent, Output(request_id=request.id, finish="error", error="no worker left"), 0)
 
