@@ -35,7 +35,7 @@ VICTIMS = ("P2", "D2")
 CONCURRENCY = 12
 NUM_SAMPLES = 100
 WARM_UP = 0.25  # the share of the run after which memory must be flat
-MAX_GROWTH_BYTES = 2 * 2**20  # of one process over the rest of the run
+MAX_KIB_PER_1000_REQUESTS = 256  # no trace of a request's own objects is smaller than 1 KiB
 MAX_ABORT_AFTER_S = 0.03
 MAX_KILLS_BEHIND = 2  # a restart takes longer than the requests between two kills: clients wait for it then
 
@@ -140,9 +140,9 @@ class Soak:
     def _report(self, seconds: float, problems: list[str]) -> Report:
         memory = tuple(_memory(name, samples) for name, samples in self.samples.items())
         problems += [
-            f"{one.name} grew by {one.growth_mib:.1f} MiB after its warm-up"
+            f"{one.name} grew by {one.kib_per_1000_requests:.0f} KiB per 1,000 requests after its warm-up"
             for one in memory
-            if one.growth_mib * 2**20 > MAX_GROWTH_BYTES
+            if one.kib_per_1000_requests > MAX_KIB_PER_1000_REQUESTS
         ]
         num_accounted = self.tally["right"] + self.tally["aborted"] + len(self.wrong)
         if num_accounted != self.num_requests:
