@@ -56,9 +56,9 @@ def skinny_norm_silu_linear(h: torch.Tensor, norm: torch.Tensor, eps: float, wei
     return y
 
 
-def skinny_linear_add(x: torch.Tensor, weight: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
-    y = torch.empty_like(h)
-    tile = Tile(2, 2048, 4, 4) if h.shape[0] == 1 else Tile(32, 256, 4, 5)
+def skinny_linear_add(x: torch.Tensor, weight: torch.Tensor, h: torch.Tensor | None) -> torch.Tensor:
+    y = x.new_empty(x.shape[0], weight.shape[0])
+    tile = Tile(2, 2048, 4, 4) if x.shape[0] == 1 else Tile(32, 256, 4, 5)
     _launch(tile, x, weight, y, _Around(residual=h))
     return y
 
