@@ -195,15 +195,16 @@ class RankProcesses:
             self._started.set_exception(error)
             return
         self._started.set_result(None)
-        wait([process.sentinel for process in self._processes])
+        ended = wait([process.sentinel for process in self._processes])
         if not self._is_closing.is_set():
-            self._report_lost()
+            self._report_lost(next(rank for rank, p in enumerate(self._processes, 1) if p.sentinel in ended))
         for process in self._processes:
             process.join()
 
-    def _report_lost(self) -> None:
-        ended = next((rank, p.exitcode) for rank, p in enumerate(self._processes, 1) if p.exitcode is not None)
-        self._lost.set_exception(RankLost(ended[0], f"ended with exit code {ended[1]}"))
+    def _report_lost(self, rank: int) -> None:
+        process = self._processes[rank - 1]
+        process.join()
+        self._lost.set_exception(RankLost(rank, f"ended with exit code {process.exitcode}"))
         self._kill()
         self._abort()  # else what waits on the device for the lost rank would wait for ever
 

@@ -65,10 +65,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def build(case: str) -> PreTrainedModel:
+def build(case: str, **overrides: Any) -> PreTrainedModel:
     family, changes = CASES[case]
     name = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
-    config: PretrainedConfig = getattr(transformers, name)(**(TINY | changes), bos_token_id=1, eos_token_id=2)
+    config: PretrainedConfig = getattr(transformers, name)(
+        **(TINY | changes | overrides), bos_token_id=1, eos_token_id=2
+    )
     torch.manual_seed(3)
     model: PreTrainedModel = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     for parameter in model.parameters():
