@@ -114,7 +114,8 @@ class ClusterConfig(BaseModel):
         split = {role: pool.worker.tensor_parallel for role, pool in self.pools.items()}
         if roles != {"both"} and max(split.values()) > 1:
             raise ValueError(
-                f"pools: only tensor_parallel = 1 can hand blocks over, so it needs the pool both alone; it is {split}"
+                f"pools: workers with tensor_parallel above 1 cannot hand blocks over; leave them the pool both alone, "
+                f"or set worker.tensor_parallel to 1; it is {split}"
             )
         for name, values in {
             "model": {role: pool.worker.model for role, pool in self.pools.items()},

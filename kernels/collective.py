@@ -4,6 +4,10 @@ Every rank calls the same operations in the same order. On CUDA nothing here wai
 be captured in a graph once one has run outside of it.
 """
 
+# pyright: reportAttributeAccessIssue=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownVariableType=false, reportPrivateImportUsage=false
+# torch's stubs leave out most of what a backend has; torch's own functions would put the group into its globals.
+
 from __future__ import annotations
 
 from dataclasses import dataclass

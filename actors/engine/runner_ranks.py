@@ -6,7 +6,7 @@ them, so the ids agree, stay on each device for the next step, and no further ex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -56,7 +56,7 @@ class _RankStep:
 
 
 @contextmanager
-def _blaming_ranks(followers: Followers) -> Iterator[None]:
+def _blaming_ranks(followers: Followers) -> Generator[None]:
     try:
         yield
     except RuntimeError:  # whatever the collective's library makes of a peer that is gone
