@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,17 +15,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from baton.actors.config import WorkerConfig
 from baton.actors.engine.batch import Runner
-from baton.actors.engine.checkpoint import build_model, open_checkpoint
+from baton.actors.engine.checkpoint import Checkpoint, build_model, open_checkpoint
 from baton.actors.engine.engine import Engine
 from baton.actors.engine.kv_cache import KVSpec
-from baton.actors.engine.model_config import ModelConfig
+from baton.actors.engine.model_config import ModelConfig, UnsupportedModelError
 from baton.actors.engine.model_reference import resolve_model
 from baton.actors.engine.models.model import Model
 from baton.actors.engine.runner import TorchRunner
+from baton.actors.engine.runner_ranks import follow
 from baton.actors.engine.weights import Placement
+from baton.actors.ranks import NoRanks, Ranks, Seat, start_ranks
 from baton.kernels.attention import AttentionBackend, AttentionShape, GraphSize
 from baton.kernels.attention_split import SplitAttention
 from baton.kernels.attention_torch import TorchAttention
+from baton.kernels.collective import Collective
 from baton.transfer.wire import KVLayout
 
 log = logging.getLogger(__name__)
@@ -38,48 +42,87 @@ class BuiltEngine:
     layout: KVLayout
     num_blocks: int
     max_context: int
+    ranks: Ranks = field(default_factory=NoRanks)  # the caller closes them
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """What one rank needs beside its part of the model to run batches."""
+
+    kv: torch.Tensor
+    spec: KVSpec
+    runner: Runner
 
 
 @torch.inference_mode()
 def build_engine(config: WorkerConfig) -> BuiltEngine:
-    """Load the model and allocate the KV cache.
+    """Load the model and allocate the KV cache, on every rank.
 
-    Raises ModelNotFoundError, CheckpointError, UnsupportedModelError or KVMemoryError.
+    Raises ModelNotFoundError, CheckpointError, UnsupportedModelError, KVMemoryError or RankLost.
     """
-    if config.num_threads is not None:
-        torch.set_num_threads(config.num_threads)
-    placement = _placement(config)
-    path = resolve_model(config.model)
-    is_dummy = config.load_format == "dummy"
-    checkpoint = open_checkpoint(path, dummy=is_dummy)
-    block_size = config.engine.block_size
-    max_context = config.engine.max_context or checkpoint.config.max_context
-    model = build_model(checkpoint, placement, block_size=block_size, max_context=max_context)
-    version = "dummy" if is_dummy else weights_version(path)
-    return join_engine(config, model, placement, version)
+    checkpoint = _open(config)
+    checkpoint.config.check_splits_over(config.tensor_parallel)  # before processes start that would all fail
+    ranks = start_ranks(config, _device(config, rank=0), follow_engine)
+    try:
+        placement = _placement(config, ranks.collective)
+        model = _load(config, checkpoint, placement)
+        version = "dummy" if config.load_format == "dummy" else weights_version(resolve_model(config.model))
+        return join_engine(config, model, placement, version, ranks)
+    except BaseException:
+        ranks.close()
+        raise
 
 
-def join_engine(config: WorkerConfig, model: Model, placement: Placement, version: str) -> BuiltEngine:
-    """Give a model in memory its KV cache, runner and engine. One model may serve several."""
-    block_size = config.engine.block_size
+@torch.inference_mode()
+def follow_engine(config: WorkerConfig, seat: Seat) -> None:
+    """The life of a process that is a rank other than 0: build this rank's share, run what rank 0 sends."""
+    with suppress(EOFError):  # rank 0 has closed the line
+        collective = seat.take(_device(config, seat.rank))
+        placement = _placement(config, collective)
+        model = _load(config, _open(config), placement)
+        follow(_share(config, model, placement, seat.agree).runner, seat.line.recv_bytes)
+
+
+def join_engine(
+    config: WorkerConfig, model: Model, placement: Placement, version: str, ranks: Ranks | None = None
+) -> BuiltEngine:
+    """Give a model in memory its KV cache, runner and engine. One model may serve several, if it is whole."""
+    ranks = ranks or NoRanks()
     max_context = config.engine.max_context or model.config.max_context
-    spec = KVSpec.of_model(model.config, block_size, placement.dtype)
-    num_blocks = config.engine.num_blocks or spec.num_blocks(_kv_bytes(config, torch.device(placement.device)))
-    kv = spec.allocate(num_blocks, placement.device)
-    runner = _runner(model, kv, config.engine.max_num_seqs, max_context)
-    overlap = torch.device(placement.device).type == "cuda" if config.engine.overlap is None else config.engine.overlap
+    share = _share(config, model, placement, ranks.agree)
+    overlap = placement.device.type == "cuda" if config.engine.overlap is None else config.engine.overlap
+    num_blocks = share.kv.shape[0]
     engine = Engine(
         config.engine.model_copy(update={"overlap": overlap}),
-        runner,
+        ranks.lead(share.runner),
         num_blocks=num_blocks,
         max_context=max_context,
         eos_token_ids=frozenset(model.config.eos_ids),
     )
-    layout = kv_layout(config.served_name, version, model.config, spec)
-    return BuiltEngine(engine, kv, layout, num_blocks, max_context)
+    layout = kv_layout(config, version, model.config, share.spec)
+    return BuiltEngine(engine, share.kv, layout, num_blocks, max_context, ranks)
 
 
-def _runner(model: Model, kv: torch.Tensor, num_slots: int, max_context: int) -> Runner:
+def _open(config: WorkerConfig) -> Checkpoint:
+    return open_checkpoint(resolve_model(config.model), dummy=config.load_format == "dummy")
+
+
+def _load(config: WorkerConfig, checkpoint: Checkpoint, placement: Placement) -> Model:
+    max_context = config.engine.max_context or checkpoint.config.max_context
+    return build_model(checkpoint, placement, block_size=config.engine.block_size, max_context=max_context)
+
+
+def _share(config: WorkerConfig, model: Model, placement: Placement, agree: Callable[[int], int]) -> _Share:
+    """Allocate this rank's KV cache, as large as all ranks can have it, and make its runner."""
+    spec = KVSpec.of_model(model.config, config.engine.block_size, placement.dtype, placement.collective.world)
+    num_blocks = agree(config.engine.num_blocks or spec.num_blocks(_kv_bytes(config, placement.device)))
+    kv = spec.allocate(num_blocks, placement.device)
+    max_context = config.engine.max_context or model.config.max_context
+    is_quiet = placement.collective.rank > 0
+    return _Share(kv, spec, _runner(model, kv, config.engine.max_num_seqs, max_context, is_quiet=is_quiet))
+
+
+def _runner(model: Model, kv: torch.Tensor, num_slots: int, max_context: int, *, is_quiet: bool) -> Runner:
     if not kv.is_cuda:
         return TorchRunner(model, kv, num_slots=num_slots, make_attention=TorchAttention)
     from baton.actors.engine.runner_graph import GraphRunner
@@ -87,7 +130,8 @@ def _runner(model: Model, kv: torch.Tensor, num_slots: int, max_context: int) ->
     graph = GraphSize(num_slots, min(num_slots * -(-max_context // kv.shape[3]), 4 * kv.shape[0]))
     make_attention = gpu_attention(model.shapes, kv.dtype, kv.device, graph)
     runner = GraphRunner(model, kv, num_slots=num_slots, max_blocks=graph.max_blocks, make_attention=make_attention)
-    with Progress(TextColumn("capturing decode graphs"), BarColumn(), MofNCompleteColumn(), transient=True) as progress:
+    columns = (TextColumn("capturing decode graphs"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, transient=True, disable=is_quiet) as progress:
         task = progress.add_task("", total=None)
         runner.capture(lambda done, total: progress.update(task, completed=done, total=total))
     return runner
@@ -126,18 +170,19 @@ def gpu_attention(
     return split
 
 
-def kv_layout(model: str, version: str, config: ModelConfig, spec: KVSpec) -> KVLayout:
+def kv_layout(config: WorkerConfig, version: str, model: ModelConfig, spec: KVSpec) -> KVLayout:
     """Describe what a block's bytes mean, for the handshake of two workers."""
     return KVLayout(
-        model=model,
+        model=config.served_name,
         weights_version=version,
         dtype=str(spec.dtype),
         block_size=spec.block_size,
         num_layers=spec.num_layers,
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
-        attention_scale=config.attention_scale,
-        rope="; ".join(sorted({str(layer.rope) for layer in config.layers})),
+        attention_scale=model.attention_scale,
+        rope="; ".join(sorted({str(layer.rope) for layer in model.layers})),
+        tensor_parallel=config.tensor_parallel,
     )
 
 
@@ -155,13 +200,29 @@ def weights_version(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _placement(config: WorkerConfig) -> Placement:
+def _device(config: WorkerConfig, rank: int) -> torch.device:
     auto = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(auto if config.device == "auto" else config.device)
+    if device.type == "cpu":
+        return device
+    first = device.index or 0
+    if (present := torch.cuda.device_count()) < first + config.tensor_parallel:
+        raise UnsupportedModelError(
+            f"tensor_parallel = {config.tensor_parallel} needs a GPU for each rank, and this process sees {present}; "
+            f"lower it, or give the pool num_gpus: 1, which counts for each rank"
+        )
+    return torch.device("cuda", first + rank)
+
+
+def _placement(config: WorkerConfig, collective: Collective) -> Placement:
+    """Choose this rank's device and make it the calling thread's, with the threads that the config allows."""
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    device = _device(config, collective.rank)
     if device.type == "cuda":
-        torch.cuda.set_device(device.index or 0)  # a thread's own: this one is about to load and capture
+        torch.cuda.set_device(device)
     name = config.dtype if config.dtype != "auto" else ("bfloat16" if device.type == "cuda" else "float32")
-    return Placement(getattr(torch, name), str(device))
+    return Placement(getattr(torch, name), device, collective)
 
 
 def _kv_bytes(config: WorkerConfig, device: torch.device) -> int:

@@ -27,5 +27,8 @@ class WorkerConfig(BaseModel):
     kv_memory_gb: float = Field(1.0, gt=0, description="for KV blocks on a CPU, where engine.num_blocks is unset")
     gpu_memory_share: float = Field(0.9, gt=0, le=1, description="share of the GPU that weights and KV may fill")
     num_threads: int | None = Field(None, ge=1, description="CPU threads of the engine; None = what torch finds")
+    tensor_parallel: int = Field(
+        1, ge=1, le=8, description="ranks that share the model, each a process with a GPU of its own, on one node"
+    )
     engine: EngineConfig = EngineConfig()
     transfer: TransferConfig = TransferConfig()

@@ -88,6 +88,11 @@ class Worker:
         build: Callable[[WorkerConfig], BuiltEngine] = build_engine,
         fabric: LocalFabric | None = None,
     ) -> None:
+        if role != "both" and config.tensor_parallel > 1:
+            raise ValueError(
+                f"worker {worker_id}: role {role} hands blocks over, which tensor_parallel = {config.tensor_parallel} "
+                f"cannot; set tensor_parallel to 1, or give the role both"
+            )
         self.worker_id = worker_id
         self.role: Role = role
         self.incarnation = Incarnation(uuid.uuid4().hex)
@@ -108,6 +113,13 @@ class Worker:
         loop = asyncio.get_running_loop()
         self.failed = loop.create_future()
         self._built = await asyncio.to_thread(self._build, self._config)
+        try:
+            return await self._open(loop)
+        except BaseException:
+            await asyncio.to_thread(self._built.ranks.close)
+            raise
+
+    async def _open(self, loop: asyncio.AbstractEventLoop) -> WorkerInfo:
         mover = make_mover(self._config.transfer.mover, self._built.kv, self.incarnation, fabric=self._fabric)
         self._hello = Hello(
             incarnation=self.incarnation,
@@ -128,7 +140,8 @@ class Worker:
         self._address = f"{self._host}:{port}"
         self._steps.start()
         await self._server.start()
-        self._tasks = [asyncio.create_task(self._tick()), asyncio.create_task(self._mover.wait_ended())]
+        watched = (self._tick(), self._mover.wait_ended(), self._built.ranks.wait_lost())
+        self._tasks = [asyncio.create_task(coroutine) for coroutine in watched]
         for task in self._tasks:
             task.add_done_callback(self._on_task_end)
         return self.info()
@@ -150,6 +163,7 @@ class Worker:
         await self._decode.close()
         await self._server.stop(grace=0)
         self._steps.stop()
+        await asyncio.to_thread(self._built.ranks.close)
         await self._mover.close()
         self._close_metrics()
 

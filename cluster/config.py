@@ -33,9 +33,17 @@ class PoolConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     replicas: int = Field(default=1, ge=1)
-    num_cpus: float = Field(default=1.0, gt=0)  # of one worker
-    num_gpus: float = Field(default=0.0, ge=0)  # of one worker
+    num_cpus: float = Field(default=1.0, gt=0)  # of each rank of a worker: there are worker.tensor_parallel
+    num_gpus: float = Field(default=0.0, ge=0)  # likewise
     worker: WorkerConfig
+
+    @model_validator(mode="after")
+    def _ranks_have_whole_gpus(self) -> Self:
+        if self.worker.tensor_parallel > 1 and self.num_gpus not in (0, 1):
+            raise ValueError(
+                f"num_gpus = {self.num_gpus:g}: a rank of a tensor_parallel worker takes one GPU; set it to 1"
+            )
+        return self
 
 
 class RayConfig(BaseModel):
@@ -103,6 +111,12 @@ class ClusterConfig(BaseModel):
             raise ValueError("pools: decode alone has nobody to prefill for it; add prefill, or name the pool both")
         if "prefill" in roles and "decode" not in roles:
             raise ValueError("pools: prefill has nobody to hand over to; add decode, or leave prefill out")
+        split = {role: pool.worker.tensor_parallel for role, pool in self.pools.items()}
+        if roles != {"both"} and max(split.values()) > 1:
+            raise ValueError(
+                f"pools: workers with tensor_parallel above 1 cannot hand blocks over; leave them the pool both alone, "
+                f"or set worker.tensor_parallel to 1; it is {split}"
+            )
         for name, values in {
             "model": {role: pool.worker.model for role, pool in self.pools.items()},
             "served_name": {role: pool.worker.served_name for role, pool in self.pools.items()},
@@ -119,8 +133,8 @@ class ClusterConfig(BaseModel):
                 worker_id=f"{role}-{index}",
                 role=role,
                 host=LOOPBACK if self.ray.address == LOCAL else None,
-                num_cpus=pool.num_cpus,
-                num_gpus=pool.num_gpus,
+                num_cpus=pool.num_cpus * pool.worker.tensor_parallel,
+                num_gpus=pool.num_gpus * pool.worker.tensor_parallel,
                 config=pool.worker,
             )
             for role, pool in self.pools.items()

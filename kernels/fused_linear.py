@@ -19,6 +19,7 @@ import torch
 
 from baton.kernels.gated_activation import ActivationKind, gated_activation
 from baton.kernels.linear import DenseLinear, Linear
+from baton.kernels.linear_split import GatheredLinear, ReducedLinear
 from baton.kernels.rms_norm import rms_norm
 
 MAX_SKINNY_ROWS = 16  # what the tensor cores' smallest tile holds
@@ -35,6 +36,8 @@ class NormWeight:
 
 
 def norm_linear(h: torch.Tensor, norm: NormWeight, linear: Linear) -> torch.Tensor:
+    if isinstance(linear, GatheredLinear):
+        return linear.gather(norm_linear(h, norm, linear.local))
     if _is_skinny(linear, h):
         from baton.kernels.skinny_linear_triton import skinny_norm_linear
 
@@ -50,12 +53,17 @@ def norm_gated_linear(h: torch.Tensor, norm: NormWeight, linear: Linear, kind: A
     return gated_activation(linear(rms_norm(h, norm.weight, norm.eps)), kind)
 
 
-def linear_add(x: torch.Tensor, linear: Linear, h: torch.Tensor) -> torch.Tensor:
-    """x: [num_tokens, in_features]. The sum may take h's memory: h is dead afterwards."""
+def linear_add(x: torch.Tensor, linear: Linear, h: torch.Tensor | None) -> torch.Tensor:
+    """x: [num_tokens, in_features]. The sum may take h's memory: h is dead afterwards. None adds nothing."""
+    if isinstance(linear, ReducedLinear):
+        # The ranks' results are added up, so that one alone brings the residual in.
+        return linear.collective.all_reduce(linear_add(x, linear.local, None if linear.collective.rank else h))
     if _is_skinny(linear, x):
         from baton.kernels.skinny_linear_triton import skinny_linear_add
 
         return skinny_linear_add(x, linear.weight, h)
+    if h is None:
+        return linear(x)
     if isinstance(linear, DenseLinear) and linear.bias is None:
         return h.addmm_(x, linear.weight.t())
     return h + linear(x)

@@ -56,9 +56,9 @@ def skinny_norm_silu_linear(h: torch.Tensor, norm: torch.Tensor, eps: float, wei
     return run_skinny(tile, h, weight, weight.shape[0] // 2, Around(norm, eps, has_gate=True))
 
 
-def skinny_linear_add(x: torch.Tensor, weight: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
-    tile = Tile(2, 2048, 4, 4) if h.shape[0] == 1 else Tile(32, 256, 4, 6)
-    return run_skinny(tile, x, weight, h.shape[1], Around(residual=h))
+def skinny_linear_add(x: torch.Tensor, weight: torch.Tensor, h: torch.Tensor | None) -> torch.Tensor:
+    tile = Tile(2, 2048, 4, 4) if x.shape[0] == 1 else Tile(32, 256, 4, 6)
+    return run_skinny(tile, x, weight, weight.shape[0], Around(residual=h))
 
 
 def run_skinny(tile: Tile, x: torch.Tensor, weight: torch.Tensor, features: int, around: Around) -> torch.Tensor:

@@ -48,10 +48,11 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     block_size: int
     num_layers: int  # draft layers included
-    num_kv_heads: int
+    num_kv_heads: int  # in one rank's blocks
     head_dim: int
     attention_scale: float
     rope: str  # canonical text of every RoPE parameter
+    tensor_parallel: int = 1  # ranks that the heads are split over
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):

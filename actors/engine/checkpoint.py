@@ -44,8 +44,7 @@ def build_model(checkpoint: Checkpoint, placement: Placement, *, block_size: int
         raise UnsupportedModelError(
             f"architecture {config.architecture!r} is not supported; supported: {', '.join(MODELS)}"
         )
-    if placement.shard.world > 1:
-        raise UnsupportedModelError("tensor parallelism is not supported yet; use one rank per model")
+    config.check_splits_over(placement.collective.world)
     if max_context > config.max_context:
         raise UnsupportedModelError(
             f"max_context {max_context} exceeds the model's {config.max_context}; lower it to that or less"

@@ -5,6 +5,7 @@ EngineError
 |-- RequestTooLarge      no state of this worker could ever serve the request
 |-- RequestEnded         the request came with its last token: there is no KV to fetch for it
 |-- ImportStateError     a hand-over call that its import is not ready for
+|-- RankLost             a process that computes this worker's batches with it has ended
 |-- NoProgress           work is left, nothing runs and nobody outside holds blocks: a bug, not a load
 `-- IntegrityError       the block accounting does not add up: a bug
 """
@@ -41,6 +42,15 @@ class RequestEnded(EngineError):
 class ImportStateError(EngineError):
     def __init__(self, request_id: str, problem: str) -> None:
         super().__init__(f"import of request {request_id!r}: {problem}")
+
+
+class RankLost(EngineError):
+    def __init__(self, rank: int, how: str) -> None:
+        super().__init__(
+            f"tensor-parallel rank {rank} of this worker {how}; the others cannot go on without it, so the worker must "
+            f"start anew. What the rank itself logged says why it ended"
+        )
+        self.rank = rank
 
 
 class NoProgress(EngineError):

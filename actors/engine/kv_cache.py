@@ -17,13 +17,14 @@ class KVMemoryError(ValueError):
 class KVSpec:
     num_layers: int
     block_size: int  # tokens per block
-    num_kv_heads: int
+    num_kv_heads: int  # of this rank
     head_dim: int
     dtype: torch.dtype
 
     @classmethod
-    def of_model(cls, config: ModelConfig, block_size: int, dtype: torch.dtype) -> KVSpec:
-        return cls(config.num_layers, block_size, config.num_kv_heads, config.head_dim, dtype)
+    def of_model(cls, config: ModelConfig, block_size: int, dtype: torch.dtype, world: int = 1) -> KVSpec:
+        """Describe the share of one of `world` ranks."""
+        return cls(config.num_layers, block_size, config.num_kv_heads // world, config.head_dim, dtype)
 
     @property
     def token_bytes(self) -> int:

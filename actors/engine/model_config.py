@@ -75,6 +75,14 @@ class ModelConfig:
     def num_layers(self) -> int:
         return len(self.layers)
 
+    def check_splits_over(self, world: int) -> None:
+        """Raise UnsupportedModelError unless every rank of `world` can hold an equal share of each layer."""
+        for name in ("num_heads", "num_kv_heads", "intermediate_size"):
+            if (size := getattr(self, name)) % world:
+                raise UnsupportedModelError(
+                    f"tensor_parallel = {world} cannot split the model's {name} = {size}; set it to a divisor of {size}"
+                )
+
     @classmethod
     def from_hf(cls, hf: HFConfig) -> ModelConfig:
         _refuse_unknown(hf)

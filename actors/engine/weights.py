@@ -7,13 +7,15 @@ dtype and device. Every tensor goes straight to its place, so nothing is held tw
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
+from baton.kernels.collective import Collective, NoCollective
 from baton.kernels.linear import Linear
-from baton.kernels.linear_cpu import fastest_linear
+from baton.kernels.linear_cpu import fastest_linear, shared_linear
+from baton.kernels.linear_split import GatheredLinear, ReducedLinear
 
 _NOT_WEIGHTS = ("rotary_emb.inv_freq",)  # buffers that old checkpoints carry; the model computes its own
 
@@ -70,12 +72,17 @@ class Shard:
         share = self.split(size, what)
         return slice(self.rank * share, (self.rank + 1) * share)
 
+    def uneven_part(self, size: int) -> slice:
+        """Equal shares, rounded up; the last ranks have what is left."""
+        share = -(-size // self.world)
+        return slice(min(size, self.rank * share), min(size, (self.rank + 1) * share))
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
     dtype: torch.dtype = torch.float32
-    device: str = "cpu"
-    shard: Shard = Shard()
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    collective: Collective = field(default_factory=NoCollective)  # joins this rank's results with the others'
 
 
 class Weights:
@@ -83,7 +90,8 @@ class Weights:
         self._source = source
         self._dtype = placement.dtype
         self.device = placement.device
-        self.shard = placement.shard
+        self._collective = placement.collective
+        self.shard = Shard(placement.collective.rank, placement.collective.world)
         self._read: set[str] = set()
 
     def has(self, name: str) -> bool:
@@ -118,10 +126,17 @@ class Weights:
         part = self.shard.part(in_size, f"{name}'s inputs")
         weight = self._empty(out_size, part.stop - part.start)
         self._fill(f"{name}.weight", (out_size, in_size), (slice(0, out_size), part), weight)
-        if not bias:
-            return fastest_linear(weight)
-        added = self.tensor(f"{name}.bias", out_size)
-        return fastest_linear(weight, added if self.shard.rank == 0 else None)
+        added = self.tensor(f"{name}.bias", out_size) if bias else None
+        return ReducedLinear(fastest_linear(weight, None if self.shard.rank else added), self._collective)
+
+    def gathered_linear(self, name: str, out_size: int, in_size: int, *, tied: torch.Tensor | None = None) -> Linear:
+        """Each rank computes its share of the outputs and gets them all. `tied`: the weight, if it is held already."""
+        part = self.shard.uneven_part(out_size)
+        if tied is not None:
+            return GatheredLinear(shared_linear(tied[part]), self._collective, out_size)
+        weight = self._empty(part.stop - part.start, in_size)
+        self._fill(f"{name}.weight", (out_size, in_size), (part, slice(0, in_size)), weight)
+        return GatheredLinear(fastest_linear(weight), self._collective, out_size)
 
     def check_all_read(self, *unused: str) -> None:
         """Refuse a checkpoint that holds more than the model uses: it would run, and say something else."""

@@ -70,6 +70,26 @@ def test_pools_whose_blocks_differ_are_refused_with_both_values(name: str, setti
     assert problem.startswith(f"pools: worker.{name} must be equal to hand blocks over; it is {{'prefill': ")
 
 
+def test_each_rank_of_a_tensor_parallel_worker_counts() -> None:
+    (spec,) = parse_config(
+        pools(both={"num_cpus": 2, "num_gpus": 1, "worker": {"tensor_parallel": 4}}), {}, source="test"
+    ).worker_specs()
+    assert (spec.num_cpus, spec.num_gpus) == (8, 4)
+
+
+def test_a_rank_with_half_a_gpu_is_refused() -> None:
+    (problem,) = problems(pools(both={"num_gpus": 0.5, "worker": {"tensor_parallel": 2}}))
+    assert problem.endswith("a rank of a tensor_parallel worker takes one GPU; set it to 1")
+
+
+@pytest.mark.parametrize("other", ["both", "prefill"])
+def test_a_tensor_parallel_worker_that_would_hand_over_is_refused(other: str) -> None:
+    split = {"worker": {"tensor_parallel": 2}}
+    (problem,) = problems(pools(**{other: split, "decode": {}}))
+    assert problem.startswith("pools: workers with tensor_parallel above 1 cannot hand blocks over; ")
+    assert f"it is {{'{other}': 2, 'decode': 1}}" in problem
+
+
 def test_pools_inherit_the_workers_settings_and_override_single_keys() -> None:
     tree = {
         "worker": WORKER | {"engine": {"num_blocks": 9, "max_num_seqs": 4}},

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import yaml
 from conftest import Serve, ServingCluster
@@ -23,10 +24,10 @@ MODEL = "smollm2-135m-instruct"
 CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
 
 
-def config(name: str) -> ClusterConfig:
+def config(name: str, **overrides: Any) -> ClusterConfig:
     text = (Path(__file__).parents[2] / "deploy" / f"{name}.yaml").read_text()
     tree: dict[str, Any] = yaml.safe_load(text) | {"router": {"port": 0}, "health": {"poll_s": 0.2, "silence_s": 20}}
-    return parse_config(tree, {}, source=name)
+    return parse_config(tree | overrides, {}, source=name)
 
 
 def client(cluster: ServingCluster) -> AsyncOpenAI:
@@ -165,4 +166,21 @@ async def test_a_killed_prefill_worker_costs_no_answer_and_returns(serving_clust
             await asyncio.sleep(0.5)
             long.append({"role": "user", "content": "again"})
     assert again["baton"]["served"][0]["prefill_worker"].startswith("prefill-")
+    await settled(cluster)
+
+
+async def test_a_worker_of_three_ranks_answers_and_returns_when_one_is_killed(serving_cluster: Serve) -> None:
+    """Three, for SmolLM2 has nine heads and three KV heads."""
+    pool = {"num_cpus": 0.5, "worker": {"tensor_parallel": 3, "num_threads": 1}}
+    cluster = await serving_cluster(config("both", pools={"both": pool}))
+    await asyncio.to_thread(check_sync_client, cluster.address)
+    (before,) = cluster.supervisor.workers()
+    ranks = [child for child in psutil.Process(before.pid).children() if "spawn_main" in " ".join(child.cmdline())]
+    assert len(ranks) == 2
+    ranks[0].kill()
+    async with asyncio.timeout(120):
+        while [info.pid for info in cluster.supervisor.workers()] in ([], [before.pid]):
+            await asyncio.sleep(0.2)
+    await asyncio.to_thread(check_sync_client, cluster.address)
+    assert not any(rank.is_running() for rank in ranks)
     await settled(cluster)

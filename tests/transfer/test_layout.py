@@ -48,6 +48,12 @@ def test_equal_layouts_pass() -> None:
     check_layout(LAYOUT, msgspec.structs.replace(LAYOUT))
 
 
+def test_layouts_split_over_ranks_are_refused_even_where_equal() -> None:
+    split = msgspec.structs.replace(LAYOUT, tensor_parallel=2)
+    with pytest.raises(TransferError, match="tensor_parallel = 2: only the first rank's blocks"):
+        check_layout(split, split)
+
+
 def test_a_ticket_survives_the_wire_and_is_rebased_on_the_readers_clock() -> None:
     ticket = decode_ticket(encode_ticket(TICKET))
     assert ticket == TICKET

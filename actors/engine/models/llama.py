@@ -22,7 +22,6 @@ from baton.actors.engine.weights import Weights
 from baton.kernels.attention import AttentionBackend, AttentionShape
 from baton.kernels.fused_linear import NormWeight, linear_add, norm_gated_linear, norm_linear
 from baton.kernels.gated_activation import ActivationKind
-from baton.kernels.linear_cpu import shared_linear
 from baton.kernels.rope_store import QKNorm, TokenPlaces, rope_and_store
 
 
@@ -79,10 +78,8 @@ class Llama:
         self.embeddings = weights.tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         self.layers = [self.layer_type(weights, f"model.layers.{i}", config, shape) for i, shape in enumerate(shapes)]
         self.final_norm = _norm(weights, "model.norm", config)
-        if config.tie_embeddings:
-            self.lm_head = shared_linear(self.embeddings)
-        else:
-            self.lm_head = weights.merged_linear({"lm_head": config.vocab_size}, config.hidden_size)
+        tied = self.embeddings if config.tie_embeddings else None
+        self.lm_head = weights.gathered_linear("lm_head", config.vocab_size, config.hidden_size, tied=tied)
         tables = _rope_tables(config, weights, max_context)
         # Per layer: its RoPE table and the index of its backend.
         self._cos_sins = [tables[layer.rope] for layer in config.layers]

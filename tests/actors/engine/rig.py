@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from baton.actors.engine.batch import Batch
+from baton.actors.engine.batch_wire import BatchDecoder, BatchEncoder
 from baton.actors.engine.config import EngineConfig
 from baton.actors.engine.engine import Engine
 from baton.actors.engine.request import Request, SamplingParams
 from baton.actors.engine.updates import Update
-from tests.fakes import FakeRunner, fake_output
+from tests.fakes import FakeRunner, FakeStep, fake_output
 
 EOS = frozenset({0, 1})
 
@@ -37,11 +39,24 @@ def expected_tokens(request: Request, capacity: int) -> list[int]:
 
 
 @dataclass
+class WiredRunner:
+    """Runs what is left of a batch after a trip to another rank."""
+
+    runner: FakeRunner
+    encoder: BatchEncoder = field(default_factory=BatchEncoder)
+    decoder: BatchDecoder = field(default_factory=BatchDecoder)
+
+    def launch(self, batch: Batch) -> FakeStep:
+        return self.runner.launch(self.decoder.decode(self.encoder.encode(batch)))
+
+
+@dataclass
 class Rig:
     num_blocks: int = 64
     block_size: int = 4
     max_context: int = 100_000
     config: dict[str, Any] = field(default_factory=dict[str, Any])
+    is_wired: bool = False
     tokens: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     finished: dict[str, Update] = field(default_factory=dict[str, Update])
     num_steps: int = 0
@@ -50,7 +65,7 @@ class Rig:
         self.runner = FakeRunner(self.num_blocks, self.block_size)
         self.engine = Engine(
             EngineConfig(block_size=self.block_size, **self.config),
-            self.runner,
+            WiredRunner(self.runner) if self.is_wired else self.runner,
             num_blocks=self.num_blocks,
             max_context=self.max_context,
             eos_token_ids=EOS,

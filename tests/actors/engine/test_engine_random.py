@@ -26,6 +26,7 @@ class Handover:
 
 class EngineMachine(RuleBasedStateMachine):
     @initialize(
+        is_wired=st.booleans(),
         overlap=st.booleans(),
         prefix_cache=st.booleans(),
         num_blocks=st.integers(10, 24),
@@ -35,8 +36,8 @@ class EngineMachine(RuleBasedStateMachine):
         headroom_blocks=st.integers(0, 1),
         max_overtakes=st.integers(0, 3),
     )
-    def build(self, num_blocks: int, **config: int) -> None:
-        self.rig = Rig(num_blocks, BLOCK_SIZE, config=config)
+    def build(self, num_blocks: int, is_wired: bool, **config: int) -> None:
+        self.rig = Rig(num_blocks, BLOCK_SIZE, config=config, is_wired=is_wired)
         self.number = 0
         self.exports: dict[str, Request] = {}
         self.imports: list[Handover] = []

@@ -20,7 +20,8 @@ from baton.actors.engine.checkpoint import build_model, open_checkpoint
 from baton.actors.engine.loader_gguf import GGUFWeights
 from baton.actors.engine.loader_safetensors import SafetensorsWeights, read_hf_config
 from baton.actors.engine.model_config import UnsupportedModelError
-from baton.actors.engine.weights import CheckpointError, Placement, Shard, Weights, WeightSource
+from baton.actors.engine.weights import CheckpointError, Placement, Weights, WeightSource
+from baton.kernels.collective import NoCollective
 
 MEASURE_LOADING = """
 import gc, json, sys, time, psutil, torch
@@ -138,14 +139,19 @@ def test_each_rank_reads_its_share(tmp_path: Path):
         tmp_path / "x.safetensors",
     )
     x = torch.randn(3, 4)
-    weights = [Weights(SafetensorsWeights(tmp_path), Placement(shard=Shard(rank, 2))) for rank in (0, 1)]
+    weights = [rank_weights(tmp_path, rank, 2) for rank in (0, 1)]
     merged = torch.cat([w.merged_linear({"a": 6, "b": 2}, 4)(x) for w in weights], dim=1)
     a, b = torch.arange(24.0).view(6, 4), torch.arange(8.0).view(2, 4)
     torch.testing.assert_close(merged, x @ torch.cat((a[:3], b[:1], a[3:], b[1:])).T)
     reduced = [w.reduced_linear("a", 6, 4)(x[:, 2 * rank : 2 * rank + 2]) for rank, w in enumerate(weights)]
     torch.testing.assert_close(reduced[0] + reduced[1], x @ a.T)
     with pytest.raises(ValueError, match="a's outputs = 6 cannot be split over 4 ranks"):
-        Weights(SafetensorsWeights(tmp_path), Placement(shard=Shard(1, 4))).merged_linear({"a": 6}, 4)
+        rank_weights(tmp_path, 1, 4).merged_linear({"a": 6}, 4)
+
+
+def rank_weights(path: Path, rank: int, world: int) -> Weights:
+    """The share of one rank, which nothing joins with the others'."""
+    return Weights(SafetensorsWeights(path), Placement(collective=NoCollective(rank, world)))
 
 
 @pytest.mark.parametrize(

@@ -66,10 +66,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def build(case: str) -> Reference:
+def build(case: str, **overrides: Any) -> Reference:
     family, changes = CASES[case]
     name = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
-    config = getattr(transformers, name)(**(TINY | changes), bos_token_id=1, eos_token_id=2)
+    config = getattr(transformers, name)(**(TINY | changes | overrides), bos_token_id=1, eos_token_id=2)
     torch.manual_seed(3)
     model: Reference = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     for parameter in model.parameters():
