@@ -138,7 +138,7 @@ async def test_writes_that_cannot_be_posted_leave_both_sides_whole(world: World,
             await all_whole(world)  # the next one must not be sent on the stream that this failure ends
         else:
             await asked.right()
-    await all_whole(world)
+        await all_whole(world)  # which takes a new stream: see PrefillRole._hang_up
 
 
 async def test_prefill_restarted_at_its_address_is_another_peer_and_decode_stays_healthy(
