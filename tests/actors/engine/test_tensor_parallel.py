@@ -135,23 +135,17 @@ def answers(config: WorkerConfig) -> dict[str, Answer]:
 
 
 @pytest.mark.parametrize(
-    ("case", "overlap", "device", "tolerance"),
-    [
-        ("llama", False, "cpu", 1e-4),
-        ("qwen3", True, "cpu", 1e-4),
-        pytest.param("qwen3", True, "cuda", 5e-3, marks=pytest.mark.multi_gpu),  # attention multiplies in TF32
-    ],
+    ("case", "overlap", "device"),
+    [("llama", False, "cpu"), ("qwen3", True, "cpu"), pytest.param("qwen3", True, "cuda", marks=pytest.mark.multi_gpu)],
 )
-def test_requests_get_the_same_tokens_as_from_one_rank(
-    case: str, overlap: bool, device: str, tolerance: float, folder: Path
-) -> None:
+def test_requests_get_the_same_tokens_as_from_one_rank(case: str, overlap: bool, device: str, folder: Path) -> None:
     whole = answers(worker_config(folder / case, 1, device=device))
     split = answers(worker_config(folder / case, 2, device=device, overlap=overlap))
     for id, expected in whole.items():
         assert split[id].tokens == expected.tokens, id
         assert [entry.top_ids for entry in split[id].logprobs] == [entry.top_ids for entry in expected.logprobs]
         for found, wanted in zip(split[id].logprobs, expected.logprobs, strict=True):
-            assert found.top == pytest.approx(wanted.top, abs=tolerance)
+            assert found.top == pytest.approx(wanted.top, abs=1e-3)
     assert sum(len(answer.tokens) for answer in whole.values()) > 250
 
 
