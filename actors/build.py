@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from importlib.util import find_spec
@@ -76,11 +75,15 @@ def build_engine(config: WorkerConfig) -> BuiltEngine:
 @torch.inference_mode()
 def follow_engine(config: WorkerConfig, seat: Seat) -> None:
     """The life of a process that is a rank other than 0: build this rank's share, run what rank 0 sends."""
-    with suppress(EOFError):  # rank 0 has closed the line
-        collective = seat.take(_device(config, seat.rank))
+    collective = seat.take(_device(config, seat.rank))
+    try:
         placement = _placement(config, collective)
         model = _load(config, _open(config), placement)
         follow(_share(config, model, placement, seat.agree).runner, seat.line.recv_bytes)
+    except EOFError:
+        pass  # rank 0 has closed the line
+    finally:
+        collective.abort()  # else NCCL may wait, at this process's exit, for ranks that are gone
 
 
 def join_engine(

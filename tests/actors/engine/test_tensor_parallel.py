@@ -134,8 +134,10 @@ def answers(config: WorkerConfig) -> dict[str, Answer]:
         built.ranks.close()
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.multi_gpu)])
-@pytest.mark.parametrize(("case", "overlap"), [("llama", False), ("qwen3", True)])
+@pytest.mark.parametrize(
+    ("case", "overlap", "device"),
+    [("llama", False, "cpu"), ("qwen3", True, "cpu"), pytest.param("qwen3", True, "cuda", marks=pytest.mark.multi_gpu)],
+)
 def test_requests_get_the_same_tokens_as_from_one_rank(case: str, overlap: bool, device: str, folder: Path) -> None:
     whole = answers(worker_config(folder / case, 1, device=device))
     split = answers(worker_config(folder / case, 2, device=device, overlap=overlap))
@@ -143,7 +145,7 @@ def test_requests_get_the_same_tokens_as_from_one_rank(case: str, overlap: bool,
         assert split[id].tokens == expected.tokens, id
         assert [entry.top_ids for entry in split[id].logprobs] == [entry.top_ids for entry in expected.logprobs]
         for found, wanted in zip(split[id].logprobs, expected.logprobs, strict=True):
-            assert found.top == pytest.approx(wanted.top, abs=1e-4)
+            assert found.top == pytest.approx(wanted.top, abs=1e-3)
     assert sum(len(answer.tokens) for answer in whole.values()) > 250
 
 
