@@ -210,7 +210,7 @@ class DecodeRole:
                 self._start(self._disconnect(action.peer, actions[index + 1 :]))
                 break
             self._do(action)
-        self._mover.expect_arrivals(self._target.is_receiving)
+        self._mover.expect_arrivals(self._target.is_receiving, urgent=self._target.is_landing)
 
     def _do(self, action: TargetAction) -> None:
         match action:

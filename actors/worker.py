@@ -303,11 +303,11 @@ class Worker:
         self._steps.post(lambda engine: engine.submit(request))
 
     def _on_report(self, report: StepReport) -> None:
-        self._metrics.on_report(report)
-        self._view.apply(report.events)
-        for update in report.updates:
+        for update in report.updates:  # first: a peer waits for what it brings
             if not self._prefill.on_update(update):
                 self._on_update(update)
+        self._metrics.on_report(report)
+        self._view.apply(report.events)
         load = Load(
             num_running=report.num_running,
             num_waiting=report.num_waiting,
