@@ -171,7 +171,7 @@ class DecodeRole:
         link = PeerLink(peer, self._hello)
         try:
             hello = await link.open(HELLO_TIMEOUT_S)
-            check_layout(self._hello.layout, hello.layout)
+            check_layout(self._hello.layout, hello.layout, repacked=True)
             incarnation = Incarnation(hello.incarnation)
             await self._mover.connect(incarnation, hello.memory)
         except BaseException:  # a cancelled attempt must not leave its stream behind either

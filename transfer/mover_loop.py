@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from baton.transfer.actions import SourceBlock
 from baton.transfer.mover import Arrival, Completion, Incarnation, KVMover, MemoryDescriptor, TransferError
 
 URGENT_POLL_S = 20e-6  # of GPU memory, where nothing is copied inside a post; a poll takes 4 us, and timers add 60
@@ -69,7 +70,7 @@ class MoverLoop:
         self._ended: asyncio.Future[None] = loop.create_future()
         threading.Thread(target=self._run, name="kv-mover", daemon=True).start()
 
-    def write(self, peer: Incarnation, source: Sequence[int], target: Sequence[int], tag: bytes) -> None:
+    def write(self, peer: Incarnation, source: Sequence[SourceBlock], target: Sequence[int], tag: bytes) -> None:
         """Post a write; one that cannot be posted ends in a failed Completion as well."""
         self._submit(_Post(peer, np.asarray(source, np.int64), np.asarray(target, np.int64), tag, True))
 

@@ -63,11 +63,17 @@ def test_pools_that_cannot_serve_together_are_refused(roles: tuple[str, ...]) ->
 
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [("engine.block_size", {"engine": {"block_size": 32}}), ("dtype", {"dtype": "float16"}), ("model", {"model": "n"})],
+    [("dtype", {"dtype": "float16"}), ("model", {"model": "n"})],
 )
 def test_pools_whose_blocks_differ_are_refused_with_both_values(name: str, settings: dict[str, Any]) -> None:
     (problem,) = problems(pools(prefill={}, decode={"worker": settings}))
     assert problem.startswith(f"pools: worker.{name} must be equal to hand blocks over; it is {{'prefill': ")
+
+
+def test_block_sizes_of_pools_may_differ_by_a_whole_factor() -> None:
+    parse_config(pools(prefill={}, decode={"worker": {"engine": {"block_size": 32}}}), {}, source="test")
+    (problem,) = problems(pools(prefill={}, decode={"worker": {"engine": {"block_size": 24}}}))
+    assert problem.endswith("it is {'prefill': 16, 'decode': 24}")
 
 
 def test_pools_inherit_the_workers_settings_and_override_single_keys() -> None:
