@@ -171,7 +171,7 @@ class DecodeRole:
         link = PeerLink(peer, self._hello)
         try:
             hello = await link.open(HELLO_TIMEOUT_S)
-            check_layout(self._hello.layout, hello.layout)
+            check_layout(self._hello.layout, hello.layout, repacked=True)
             incarnation = Incarnation(hello.incarnation)
             await self._mover.connect(incarnation, hello.memory)
         except BaseException:  # a cancelled attempt must not leave its stream behind either
@@ -214,7 +214,7 @@ class DecodeRole:
                 self._start(self._disconnect(action.peer, actions[index + 1 :]))
                 break
             self._do(action)
-        self._mover.expect_arrivals(self._target.is_receiving)
+        self._mover.expect_arrivals(self._target.is_receiving, urgent=self._target.is_landing)
 
     def _do(self, action: TargetAction) -> None:
         match action:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -20,10 +20,11 @@ from baton.actors.messages import PrefillResult
 from baton.actors.metrics import WorkerMetrics
 from baton.actors.peer_session import PeerSession
 from baton.actors.step_loop import StepLoop
-from baton.transfer.actions import CancelPrefill, Prefill, Release, Send, SourceAction, Write
+from baton.transfer.actions import CancelPrefill, Prefill, Release, Send, SourceAction, SourceBlock, Write
 from baton.transfer.layout import check_layout
 from baton.transfer.mover import Completion, Incarnation
 from baton.transfer.mover_loop import MoverLoop
+from baton.transfer.reblock import source_blocks
 from baton.transfer.source import HandoverSource
 from baton.transfer.wire import Attempt, Hello, Message
 
@@ -36,6 +37,7 @@ class _Export:
     """One prefill under way for a peer, and what its result will need."""
 
     attempt: Attempt
+    block_size: int  # the peer's
     opened: float
     started: float = 0.0
 
@@ -53,6 +55,7 @@ class PrefillRole:
         self._source = source
         self._metrics = metrics
         self._sessions: dict[Incarnation, PeerSession] = {}
+        self._block_sizes: dict[Incarnation, int] = {}  # of every life so far, one number each
         self._lives: dict[str, Incarnation] = {}  # the last one of each decode worker
         self._write_ended = asyncio.Event()
         self._is_draining = False
@@ -67,7 +70,7 @@ class PrefillRole:
         hello = await anext(messages)
         if not isinstance(hello, Hello):
             raise ValueError(f"a hand-over stream begins with Hello, not {type(hello).__name__}")
-        check_layout(self._hello.layout, hello.layout)
+        check_layout(self._hello.layout, hello.layout, repacked=True)
         peer = Incarnation(hello.incarnation)
         self._run(self._source.on_peer_connected(peer))
         previous = self._lives.get(hello.worker_id, peer)
@@ -80,6 +83,7 @@ class PrefillRole:
             await self._write_ended.wait()
         await self._mover.connect(peer, hello.memory)
         session = self._sessions[peer] = PeerSession()
+        self._block_sizes[peer] = hello.layout.block_size
         session.send(self._hello)
         reader = asyncio.create_task(self._read(peer, session, messages))
         try:
@@ -100,11 +104,13 @@ class PrefillRole:
             self._run(self._source.on_failed(export.attempt, update.error or "the engine refused the prompt"))
         elif update.finish is not None:
             self._metrics.on_first_token(update.cached_tokens)
-            self._run(self._source.on_prefilled(export.attempt, update.blocks, self._result(export, update)))
+            self._run(
+                self._source.on_prefilled(export.attempt, self._blocks(export, update), self._result(export, update))
+            )
         else:
             export.started = export.started or time.monotonic()
-            num_blocks = update.num_computed // self._block_size
-            self._run(self._source.on_progress(export.attempt, num_blocks, update.blocks))
+            num_blocks = update.num_computed // export.block_size
+            self._run(self._source.on_progress(export.attempt, num_blocks, self._blocks(export, update)))
         return True
 
     def on_completion(self, completion: Completion) -> None:
@@ -157,7 +163,7 @@ class PrefillRole:
             self._run(self._source.on_failed(attempt, "the prefill worker is draining"))
             return
         engine_id = attempt.name
-        self._exports[engine_id] = _Export(attempt, time.monotonic())
+        self._exports[engine_id] = _Export(attempt, self._block_sizes[attempt.peer], time.monotonic())
         own = msgspec.structs.replace(request, id=engine_id)
         self._steps.post(lambda engine: engine.submit(own, export=True))
 
@@ -169,6 +175,9 @@ class PrefillRole:
     def _release(self, engine_id: str) -> None:
         self._exports.pop(engine_id, None)
         self._steps.post(lambda engine: engine.release(engine_id))
+
+    def _blocks(self, export: _Export, update: Update) -> Sequence[SourceBlock]:
+        return source_blocks(update.blocks, self._block_size, export.block_size)
 
     def _result(self, export: _Export, update: Update) -> msgspec.Raw:
         result = PrefillResult(

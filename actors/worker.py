@@ -47,6 +47,7 @@ from baton.transfer.layout import LayoutMismatch
 from baton.transfer.local_mover import LocalFabric
 from baton.transfer.mover import Arrival, Completion, Incarnation, TransferError
 from baton.transfer.mover_loop import MoverLoop
+from baton.transfer.reblock import ReblockingMover
 from baton.transfer.source import HandoverSource
 from baton.transfer.target import HandoverTarget
 from baton.transfer.wire import Hello, Message, decode_message
@@ -120,7 +121,9 @@ class Worker:
             raise
 
     async def _open(self, loop: asyncio.AbstractEventLoop) -> WorkerInfo:
-        mover = make_mover(self._config.transfer.mover, self._built.kv, self.incarnation, fabric=self._fabric)
+        transfer, kv = self._config.transfer, self._built.kv
+        plain = make_mover(transfer.mover, kv, self.incarnation, fabric=self._fabric)
+        mover = ReblockingMover(plain, kv, transfer.max_write_blocks)
         self._hello = Hello(
             incarnation=self.incarnation,
             worker_id=self.worker_id,
@@ -128,7 +131,7 @@ class Worker:
             memory=mover.describe(),
         )
         self._steps = StepLoop(self._built.engine, loop, self._on_report, self._on_failure)
-        if (kv := self._built.kv).is_cuda:
+        if kv.is_cuda:
             self._steps.post(lambda _: torch.cuda.set_device(kv.device))  # the current device is a thread's own
         self._join_roles(mover_loop=MoverLoop(mover, self._on_completion, self._on_arrival, loop))
         self._metrics_address, self._close_metrics = self._metrics.serve(self._host, 0)
@@ -317,11 +320,11 @@ class Worker:
         self._steps.post(lambda engine: engine.submit(request))
 
     def _on_report(self, report: StepReport) -> None:
-        self._metrics.on_report(report)
-        self._view.apply(report.events)
-        for update in report.updates:
+        for update in report.updates:  # first: a peer waits for what it brings
             if not self._prefill.on_update(update):
                 self._on_update(update)
+        self._metrics.on_report(report)
+        self._view.apply(report.events)
         load = Load(
             num_running=report.num_running,
             num_waiting=report.num_waiting,

@@ -121,10 +121,14 @@ class ClusterConfig(BaseModel):
             "model": {role: pool.worker.model for role, pool in self.pools.items()},
             "served_name": {role: pool.worker.served_name for role, pool in self.pools.items()},
             "dtype": {role: pool.worker.dtype for role, pool in self.pools.items()},
-            "engine.block_size": {role: pool.worker.engine.block_size for role, pool in self.pools.items()},
         }.items():
             if len(set(values.values())) > 1:
                 raise ValueError(f"pools: worker.{name} must be equal to hand blocks over; it is {values}")
+        sizes = {role: pool.worker.engine.block_size for role, pool in self.pools.items()}
+        if max(sizes.values()) % min(sizes.values()):
+            raise ValueError(
+                f"pools: one worker.engine.block_size must divide the other to recut blocks; it is {sizes}"
+            )
         return self
 
     def worker_specs(self) -> tuple[WorkerSpec, ...]:

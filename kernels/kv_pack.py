@@ -19,16 +19,26 @@ def pack_blocks(cache: torch.Tensor, blocks: torch.Tensor, block_size: int, part
     shape = (parts, -(-num_tokens // block_size), num_layers, 2, block_size, num_kv_heads // parts, head_dim)
     allocate = torch.zeros if num_tokens % block_size else torch.empty
     staging = allocate(shape, dtype=cache.dtype, device=cache.device)
-    _move(cache, blocks, staging, to_staging=True)
+    pack_into(cache, blocks, staging)
     return staging
+
+
+def pack_into(cache: torch.Tensor, blocks: torch.Tensor, staging: torch.Tensor) -> None:
+    """Pack the tokens of `blocks` into `staging`; what exceeds the shorter of the two is left alone."""
+    _check_heads(cache, staging)
+    _move(cache, blocks, staging, to_staging=True)
 
 
 def unpack_blocks(staging: torch.Tensor, cache: torch.Tensor, blocks: torch.Tensor) -> None:
     """Write the staged tokens into `blocks` of the cache; what exceeds the shorter of the two is left alone."""
+    _check_heads(cache, staging)
+    _move(cache, blocks, staging, to_staging=False)
+
+
+def _check_heads(cache: torch.Tensor, staging: torch.Tensor) -> None:
     parts, heads = staging.shape[0], staging.shape[5]
     if parts * heads != cache.shape[4]:
         raise ValueError(f"staging holds {parts} x {heads} KV heads, the cache has num_kv_heads={cache.shape[4]}")
-    _move(cache, blocks, staging, to_staging=False)
 
 
 def _move(cache: torch.Tensor, blocks: torch.Tensor, staging: torch.Tensor, to_staging: bool) -> None:

@@ -6,12 +6,16 @@ recover from that by leases, beats and repeated Aborts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from baton.transfer.mover import Incarnation
 from baton.transfer.wire import Attempt, Message, Open
+
+# One of our blocks; or, for a peer of another block size, what of ours fills one of its: see `transfer.reblock`.
+SourceBlock = int | tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,7 @@ class Write:
     """Post this to the mover; it must end in a Completion, failed if it could not be posted."""
 
     attempt: Attempt
-    source_blocks: tuple[int, ...]
+    source_blocks: Sequence[SourceBlock]
     target_blocks: tuple[int, ...]
     tag: bytes
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
+
 from baton.transfer.mover import TransferError
 from baton.transfer.wire import KVLayout
 
@@ -25,8 +27,14 @@ class LayoutMismatch(Exception):
         )
 
 
-def check_layout(ours: KVLayout, theirs: KVLayout) -> None:
-    """Raise LayoutMismatch, naming every differing field with both values; TransferError for what cannot be moved."""
+def check_layout(ours: KVLayout, theirs: KVLayout, *, repacked: bool = False) -> None:
+    """Raise LayoutMismatch, naming every differing field with both values; TransferError for what cannot be moved.
+
+    With `repacked` the writer cuts blocks to the reader's size (`transfer.reblock`): one size must divide the other.
+    """
+    small, large = sorted((ours.block_size, theirs.block_size))
+    if repacked and large % small == 0:
+        theirs = msgspec.structs.replace(theirs, block_size=ours.block_size)
     values = ((field, getattr(ours, field), getattr(theirs, field)) for field in KVLayout.__struct_fields__)
     differences = tuple(Difference(*entry) for entry in values if entry[1] != entry[2])
     if differences:

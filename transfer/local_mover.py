@@ -12,7 +12,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from baton.transfer.mover import Arrival, Completion, Incarnation, MemoryDescriptor, News, TransferError, block_bytes_of
+from baton.transfer.mover import (
+    Arrival,
+    Completion,
+    Incarnation,
+    MemoryDescriptor,
+    News,
+    TransferError,
+    block_bytes_of,
+    check_block_bytes,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,6 +36,7 @@ class LocalTransfer:
     target: np.ndarray
     tag: bytes
     posted_s: float
+    staged: torch.Tensor | None = None  # the rows that a write is from, where they are not its owner's KV
 
     @property
     def source_life(self) -> Incarnation:
@@ -78,7 +88,7 @@ class LocalFabric:
     def deliver(self, transfer: LocalTransfer) -> None:
         """Copy the bytes, now, and tell both sides."""
         with self._lock:
-            source = self._movers[transfer.source_life].rows
+            source = self._movers[transfer.source_life].rows if transfer.staged is None else transfer.staged
             target = self._movers[transfer.target_life].rows
             target[torch.as_tensor(transfer.target)] = source[torch.as_tensor(transfer.source)].to(target.device)
             self._movers[transfer.peer].news.arrivals.append(Arrival(transfer.owner, transfer.tag))
@@ -96,7 +106,8 @@ class LocalFabric:
     def _complete(self, transfer: LocalTransfer, error: str | None) -> None:
         self.pending.remove(transfer)
         owner = self._movers[transfer.owner]
-        num_bytes = len(transfer.source) * owner.rows.shape[1]
+        rows = owner.rows if transfer.staged is None else transfer.staged
+        num_bytes = len(transfer.source) * rows.shape[1]
         seconds = time.perf_counter() - transfer.posted_s
         owner.news.completions.append(Completion(transfer.id, transfer.peer, transfer.tag, num_bytes, seconds, error))
 
@@ -106,34 +117,49 @@ class LocalMover:
 
     def __init__(self, fabric: LocalFabric, kv: torch.Tensor, incarnation: Incarnation) -> None:
         self.incarnation = incarnation
-        block_bytes = block_bytes_of(kv)
-        self.rows = kv.view(kv.shape[0], -1).view(torch.uint8).view(-1, block_bytes)  # [num_blocks, block_bytes]
+        self.rows = _rows(kv)
+        self._staging: list[torch.Tensor] = []
         self.news = News([], [])
         self._kv = kv
         self._fabric = fabric
-        self._peers: set[Incarnation] = set()
+        self._peers: dict[Incarnation, int] = {}  # their block_bytes
         fabric.join(self)
 
     def describe(self) -> MemoryDescriptor:
         return MemoryDescriptor.of(self._kv, mover="local", handshake=b"")
 
     def connect(self, peer: Incarnation, memory: MemoryDescriptor) -> None:
-        self.describe().check_peer(peer, memory)
+        self.describe().check_mover(peer, memory)
         if not self._fabric.is_alive(peer):
             raise TransferError(f"peer {peer} is not on this fabric; local movers reach only their own process")
-        self._peers.add(peer)
+        self._peers[peer] = memory.block_bytes
 
     def disconnect(self, peer: Incarnation) -> None:
-        self._peers.discard(peer)
+        self._peers.pop(peer, None)
         for transfer in list(self._fabric.pending):
             if transfer.owner == self.incarnation and transfer.peer == peer:
                 self._fabric.fail(transfer, f"disconnected from {peer}")
 
-    def write(self, peer: Incarnation, source: np.ndarray, target: np.ndarray, tag: bytes) -> int:
-        return self._post(peer, source, target, tag, writes_peer=True)
+    def stage(self, memory: torch.Tensor) -> int:
+        self._staging.append(_rows(memory))
+        return len(self._staging) - 1
+
+    def write(
+        self, peer: Incarnation, source: np.ndarray, target: np.ndarray, tag: bytes, staging: int | None = None
+    ) -> int:
+        staged = None if staging is None else self._staging[staging]
+        return self._post(
+            LocalTransfer(
+                self._fabric.next_id(), self.incarnation, peer, True, source, target, tag, time.perf_counter(), staged
+            )
+        )
 
     def read(self, peer: Incarnation, source: np.ndarray, target: np.ndarray, tag: bytes) -> int:
-        return self._post(peer, source, target, tag, writes_peer=False)
+        return self._post(
+            LocalTransfer(
+                self._fabric.next_id(), self.incarnation, peer, False, source, target, tag, time.perf_counter()
+            )
+        )
 
     def poll(self) -> News:
         return self._fabric.take_news(self)
@@ -143,18 +169,17 @@ class LocalMover:
             self.disconnect(peer)
         self._fabric.kill(self.incarnation)
 
-    def _post(self, peer: Incarnation, source: np.ndarray, target: np.ndarray, tag: bytes, *, writes_peer: bool) -> int:
+    def _post(self, transfer: LocalTransfer) -> int:
+        peer = transfer.peer
         if peer not in self._peers or not self._fabric.is_alive(peer):
             raise TransferError(f"not connected to peer {peer}")
-        transfer = LocalTransfer(
-            id=self._fabric.next_id(),
-            owner=self.incarnation,
-            peer=peer,
-            writes_peer=writes_peer,
-            source=source,
-            target=target,
-            tag=tag,
-            posted_s=time.perf_counter(),
-        )
+        rows = self.rows if transfer.staged is None else transfer.staged
+        check_block_bytes(peer, rows.shape[1], self._peers[peer])
         self._fabric.post(transfer)
         return transfer.id
+
+
+def _rows(kv: torch.Tensor) -> torch.Tensor:
+    """View as [num_blocks, block_bytes]."""
+    block_bytes = block_bytes_of(kv)
+    return kv.view(kv.shape[0], -1).view(torch.uint8).view(-1, block_bytes)

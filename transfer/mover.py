@@ -39,12 +39,10 @@ class MemoryDescriptor(msgspec.Struct, frozen=True, kw_only=True):
             handshake=handshake,
         )
 
-    def check_peer(self, peer: Incarnation, theirs: MemoryDescriptor) -> None:
-        """Raise TransferError unless blocks can move between our memory and the peer's."""
-        for field in ("mover", "block_bytes"):
-            ours, others = getattr(self, field), getattr(theirs, field)
-            if ours != others:
-                raise TransferError(f"{field} is {ours!r} here but {others!r} at peer {peer}; start both alike")
+    def check_mover(self, peer: Incarnation, theirs: MemoryDescriptor) -> None:
+        """Raise TransferError unless the peer's memory is reached by our kind of mover."""
+        if self.mover != theirs.mover:
+            raise TransferError(f"mover is {self.mover!r} here but {theirs.mover!r} at peer {peer}; start both alike")
 
 
 class TransferError(Exception):
@@ -64,6 +62,12 @@ class Completion:
     num_bytes: int
     seconds: float
     error: str | None
+
+
+def check_block_bytes(peer: Incarnation, ours: int, theirs: int) -> None:
+    """Raise TransferError unless a block of ours fills one of the peer's."""
+    if ours != theirs:
+        raise TransferError(f"block_bytes is {ours} here but {theirs} at peer {peer}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,7 @@ class KVMover(Protocol):
     def describe(self) -> MemoryDescriptor: ...
 
     def connect(self, peer: Incarnation, memory: MemoryDescriptor) -> None:
-        """Prepare transfers to `peer`. Raises TransferError if its mover or block size differs, naming both values."""
+        """Prepare transfers to `peer`. Raises TransferError if its mover differs, naming both."""
         ...
 
     def disconnect(self, peer: Incarnation) -> None:
@@ -108,11 +112,18 @@ class KVMover(Protocol):
         """
         ...
 
-    def write(self, peer: Incarnation, source: np.ndarray, target: np.ndarray, tag: bytes) -> int:
+    def stage(self, memory: torch.Tensor) -> int:
+        """Register more memory of ours to write from; it stays until `close`. Returns its handle."""
+        ...
+
+    def write(
+        self, peer: Incarnation, source: np.ndarray, target: np.ndarray, tag: bytes, staging: int | None = None
+    ) -> int:
         """Post a write of our blocks `source` onto the peer's blocks `target` (int64 arrays of equal length).
 
-        The peer gets an `Arrival` with `tag` once every byte is visible there. Returns the id that its `Completion`
-        will carry. Raises TransferError when it cannot even be posted.
+        `source` counts blocks of our KV, or of the memory that `staging` names. The peer gets an `Arrival` with `tag`
+        once every byte is visible there. Returns the id that its `Completion` will carry. Raises TransferError when
+        it cannot even be posted, e.g. because a block has not as many bytes here as there.
         """
         ...
 

@@ -1,7 +1,7 @@
 """The one thread that owns a mover, and its bridge to asyncio: posts go in through a queue, news come out as callbacks.
 
 Copies in host memory happen inside a post, so they must not happen on the event loop. The thread sleeps between polls:
-briefly while something is under way or expected, longer when idle.
+least while somebody waits for a transfer's end, longer while one is expected, longest when idle.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from baton.transfer.actions import SourceBlock
 from baton.transfer.mover import Arrival, Completion, Incarnation, KVMover, MemoryDescriptor, TransferError
 
+URGENT_POLL_S = 20e-6  # of GPU memory, where nothing is copied inside a post; a poll takes 4 us, and timers add 60
 ACTIVE_POLL_S = 150e-6
 IDLE_POLL_S = 2e-3
 UNCONNECTED_POLL_S = 50e-3
@@ -61,13 +63,14 @@ class MoverLoop:
         self._jobs: queue.SimpleQueue[_Post | _Call] = queue.SimpleQueue()
         self._peers: set[Incarnation] = set()
         self._num_pending = 0
-        self._expecting = False
+        self._expecting = self._urgent = False
+        self._urgent_poll_s = URGENT_POLL_S if mover.describe().memory == "VRAM" else ACTIVE_POLL_S
         self._last_news_s = 0.0
         self._closing = False
         self._ended: asyncio.Future[None] = loop.create_future()
         threading.Thread(target=self._run, name="kv-mover", daemon=True).start()
 
-    def write(self, peer: Incarnation, source: Sequence[int], target: Sequence[int], tag: bytes) -> None:
+    def write(self, peer: Incarnation, source: Sequence[SourceBlock], target: Sequence[int], tag: bytes) -> None:
         """Post a write; one that cannot be posted ends in a failed Completion as well."""
         self._submit(_Post(peer, np.asarray(source, np.int64), np.asarray(target, np.int64), tag, True))
 
@@ -92,9 +95,9 @@ class MoverLoop:
 
         await self._call(run)
 
-    def expect_arrivals(self, expecting: bool) -> None:
-        """Poll eagerly while the target says `is_receiving`: notice of an arrival then takes 0.1 ms, not 1 to 2 ms."""
-        self._expecting = expecting
+    def expect_arrivals(self, expecting: bool, *, urgent: bool) -> None:
+        """Poll eagerly while the target says `is_receiving`, and most so while it says `is_landing`."""
+        self._expecting, self._urgent = expecting, urgent
 
     async def close(self) -> None:
         """Close the mover and end the thread; what is still queued or pending ends as failed."""
@@ -151,7 +154,9 @@ class MoverLoop:
             self._poll()
 
     def _pause_s(self) -> float:
-        if self._num_pending or self._expecting or time.monotonic() - self._last_news_s < LINGER_S:
+        if self._num_pending or self._urgent:
+            return self._urgent_poll_s
+        if self._expecting or time.monotonic() - self._last_news_s < LINGER_S:
             return ACTIVE_POLL_S
         return IDLE_POLL_S if self._peers else UNCONNECTED_POLL_S
 

@@ -12,12 +12,20 @@ import time
 from collections.abc import MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from baton.transfer.mover import Arrival, Completion, Incarnation, MemoryDescriptor, News, TransferError
+from baton.transfer.mover import (
+    Arrival,
+    Completion,
+    Incarnation,
+    MemoryDescriptor,
+    News,
+    TransferError,
+    check_block_bytes,
+)
 
 ENV_DEFAULTS = {
     # NIXL's Python logger writes every agent start at INFO to the terminal.
@@ -34,12 +42,25 @@ def set_env_defaults(environ: MutableMapping[str, str]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class _Prepared:
+    """Descriptors of every block of one memory."""
+
+    descriptors: Any
+    block_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Posted:
     peer: Incarnation
     tag: bytes
     handle: Any
     num_bytes: int
     posted_s: float
+
+
+class _Side(NamedTuple):
+    memory: _Prepared
+    blocks: np.ndarray
 
 
 class NixlMover:
@@ -57,13 +78,12 @@ class NixlMover:
         self._agent = nixl.nixl_agent(incarnation, nixl.nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
         if "UCX" not in self._agent.backends:
             raise TransferError(f"NIXL has no UCX backend, only {self._agent.get_plugin_list()}; reinstall nixl")
-        bare = MemoryDescriptor.of(kv, mover="nixl", handshake=b"")
-        region = (bare.base_address, kv.nbytes, bare.device, "")
-        self._registration = self._agent.register_memory([region], bare.memory)
+        self._registrations: list[Any] = []
+        self._local = self._register(kv)
         # Taken after the registration, or peers would not know the memory.
         self._memory = MemoryDescriptor.of(kv, mover="nixl", handshake=self._agent.get_agent_metadata())
-        self._local = self._prepare("", self._memory)
-        self._remote: dict[Incarnation, Any] = {}
+        self._staging: list[_Prepared] = []
+        self._remote: dict[Incarnation, _Prepared] = {}
         self._posted: dict[int, _Posted] = {}
         self._num_posted = 0
         self._failed: list[Completion] = []  # by disconnect, for the next poll
@@ -72,7 +92,7 @@ class NixlMover:
         return self._memory
 
     def connect(self, peer: Incarnation, memory: MemoryDescriptor) -> None:
-        self._memory.check_peer(peer, memory)
+        self._memory.check_mover(peer, memory)
         self.disconnect(peer)
         try:
             name = self._agent.add_remote_agent(memory.handshake)
@@ -90,15 +110,25 @@ class NixlMover:
         remote = self._remote.pop(peer, None)
         if remote is None:
             return
-        remote.release()
+        remote.descriptors.release()
         with suppress(*self._nixl_errors):  # NIXL has already dropped an agent whose process it saw die
             self._agent.remove_remote_agent(peer)
 
-    def write(self, peer: Incarnation, source: np.ndarray, target: np.ndarray, tag: bytes) -> int:
-        return self._post("WRITE", peer, source, target, tag)
+    def stage(self, memory: torch.Tensor) -> int:
+        try:
+            self._staging.append(self._register(memory))
+        except self._nixl_errors as error:
+            raise TransferError(f"cannot register {memory.nbytes} bytes of staging: {_describe(error)}") from error
+        return len(self._staging) - 1
+
+    def write(
+        self, peer: Incarnation, source: np.ndarray, target: np.ndarray, tag: bytes, staging: int | None = None
+    ) -> int:
+        ours = _Side(self._local if staging is None else self._staging[staging], source)
+        return self._post("WRITE", peer, ours, target, tag)
 
     def read(self, peer: Incarnation, source: np.ndarray, target: np.ndarray, tag: bytes) -> int:
-        return self._post("READ", peer, target, source, tag)
+        return self._post("READ", peer, _Side(self._local, target), source, tag)
 
     def poll(self) -> News:
         completions, self._failed = self._failed, []
@@ -117,24 +147,34 @@ class NixlMover:
     def close(self) -> None:
         for peer in list(self._remote):
             self.disconnect(peer)
-        self._local.release()
-        self._agent.deregister_memory(self._registration)
+        for prepared in (self._local, *self._staging):
+            prepared.descriptors.release()
+        for registration in self._registrations:
+            self._agent.deregister_memory(registration)
 
-    def _prepare(self, agent_name: str, memory: MemoryDescriptor) -> Any:
+    def _register(self, memory: torch.Tensor) -> _Prepared:
+        bare = MemoryDescriptor.of(memory, mover="nixl", handshake=b"")
+        region = (bare.base_address, memory.nbytes, bare.device, "")
+        self._registrations.append(self._agent.register_memory([region], bare.memory))
+        return self._prepare("", bare)
+
+    def _prepare(self, agent_name: str, memory: MemoryDescriptor) -> _Prepared:
         blocks = np.empty((memory.num_blocks, 3), dtype=np.uint64)  # rows of (address, length, device)
         blocks[:, 0] = memory.base_address + np.arange(memory.num_blocks, dtype=np.uint64) * memory.block_bytes
         blocks[:, 1] = memory.block_bytes
         blocks[:, 2] = memory.device
-        return self._agent.prep_xfer_dlist(agent_name, blocks, memory.memory)
+        return _Prepared(self._agent.prep_xfer_dlist(agent_name, blocks, memory.memory), memory.block_bytes)
 
-    def _post(self, operation: str, peer: Incarnation, ours: np.ndarray, theirs: np.ndarray, tag: bytes) -> int:
-        remote = self._remote.get(peer)
+    def _post(self, operation: str, peer: Incarnation, ours: _Side, theirs: np.ndarray, tag: bytes) -> int:
+        remote, local = self._remote.get(peer), ours.memory
         if remote is None:
             raise TransferError(f"not connected to peer {peer}")
+        check_block_bytes(peer, local.block_bytes, remote.block_bytes)
+        blocks = ours.blocks.astype(np.int32), theirs.astype(np.int32)
         posted_s = time.perf_counter()
         try:
             handle = self._agent.make_prepped_xfer(
-                operation, self._local, ours.astype(np.int32), remote, theirs.astype(np.int32), notif_msg=tag
+                operation, local.descriptors, blocks[0], remote.descriptors, blocks[1], notif_msg=tag
             )
         except self._nixl_errors as error:
             raise TransferError(f"cannot make a {operation} with peer {peer}: {_describe(error)}") from error
@@ -144,7 +184,7 @@ class NixlMover:
             handle.release()
             raise TransferError(f"cannot post a {operation} with peer {peer}: {_describe(error)}") from error
         self._num_posted += 1
-        num_bytes = len(ours) * self._memory.block_bytes
+        num_bytes = len(theirs) * remote.block_bytes
         self._posted[self._num_posted] = _Posted(peer, tag, handle, num_bytes, posted_s)
         return self._num_posted
 

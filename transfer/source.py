@@ -6,11 +6,12 @@ from them is pending. Events of attempts that have ended are ignored, so duplica
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
-from baton.transfer.actions import CancelPrefill, Prefill, Release, Send, SourceAction, Write
+from baton.transfer.actions import CancelPrefill, Prefill, Release, Send, SourceAction, SourceBlock, Write
 from baton.transfer.lease import LeaseTable
 from baton.transfer.mover import Completion, Incarnation
 from baton.transfer.wire import (
@@ -33,7 +34,7 @@ from baton.transfer.wire import (
 
 @dataclass(slots=True, kw_only=True)
 class Export:
-    """One live attempt.
+    """One live attempt. Blocks are counted in the peer's size.
 
     0          skip_blocks      num_pushed       num_ready       num_blocks
     |-- D has it --|-- writes posted --|-- computed --|-- to compute --|
@@ -44,7 +45,7 @@ class Export:
     num_blocks: int
     num_pushed: int
     num_ready: int = 0
-    blocks: tuple[int, ...] = ()  # ours, of the prompt's first num_ready blocks or more
+    blocks: Sequence[SourceBlock] = ()  # ours, of the prompt's first num_ready blocks or more
     place: tuple[int, ...] | None = None  # D's, of the prompt's blocks from skip_blocks on
     num_writes: int = 0
     pending: set[int] = field(default_factory=set[int])  # numbers of the writes that have not ended
@@ -107,7 +108,9 @@ class HandoverSource:
         export = self._exports.get(attempt)
         return self._admit(export) if export else []
 
-    def on_progress(self, attempt: Attempt, num_computed_blocks: int, blocks: tuple[int, ...]) -> list[SourceAction]:
+    def on_progress(
+        self, attempt: Attempt, num_computed_blocks: int, blocks: Sequence[SourceBlock]
+    ) -> list[SourceAction]:
         """Push on: the first `num_computed_blocks` of the prompt's blocks are complete in memory, at `blocks`."""
         export = self._exports.get(attempt)
         if export is None or export.ending:
@@ -116,7 +119,7 @@ class HandoverSource:
         export.num_ready = max(export.num_ready, min(num_computed_blocks, export.num_blocks))
         return self._admit(export) + self._push(export)
 
-    def on_prefilled(self, attempt: Attempt, blocks: tuple[int, ...], result: msgspec.Raw) -> list[SourceAction]:
+    def on_prefilled(self, attempt: Attempt, blocks: Sequence[SourceBlock], result: msgspec.Raw) -> list[SourceAction]:
         """Push the rest, the partial last block included, and pass the result on at once."""
         export = self._exports.get(attempt)
         if export is None or export.ending:

@@ -95,6 +95,11 @@ class HandoverTarget:
         """Tell whether writes may be on their way: the mover should be polled eagerly."""
         return any(intake.placed for intake in self._intakes.values())
 
+    @property
+    def is_landing(self) -> bool:
+        """Tell whether a prompt is computed and only its last writes are missing: every moment counts."""
+        return any(intake.num_writes is not None for intake in self._intakes.values())
+
     # What our worker and engine say.
 
     def open(

@@ -12,7 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 class EngineConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    block_size: int = Field(default=16, ge=1, description="tokens in one KV block; equal on prefill and decode workers")
+    block_size: int = Field(
+        default=16,
+        ge=1,
+        description="tokens in one KV block; those of prefill and decode workers may differ by a whole factor",
+    )
     num_blocks: int | None = Field(
         default=None, ge=1, description="KV blocks of this worker; None = as many as memory holds"
     )

@@ -33,8 +33,8 @@ def build_fake_engine(config: WorkerConfig, step_s: float = 0.0) -> BuiltEngine:
     num_blocks, block_size = config.engine.num_blocks, config.engine.block_size
     runner = FakeRunner(num_blocks, block_size, step_s=step_s)
     runner.launched = deque(maxlen=1)  # type: ignore[assignment]  # a worker that lives long must not keep them all
-    kv = torch.full((num_blocks, block_size), -1, dtype=torch.int64)
-    cells: np.ndarray = kv.numpy().view(np.uint64)
+    kv = torch.full((num_blocks, 1, 1, block_size, 1, 1), -1, dtype=torch.int64)  # the shape of a real cache
+    cells: np.ndarray = kv.view(num_blocks, block_size).numpy().view(np.uint64)
     runner.kv = [memoryview(row) for row in cells]  # type: ignore[misc]  # ints in and out, bytes shared with kv
     max_context = config.engine.max_context or 1000
     engine = Engine(config.engine, runner, num_blocks=num_blocks, max_context=max_context, eos_token_ids=frozenset({0}))

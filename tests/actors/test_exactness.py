@@ -80,30 +80,23 @@ def _reference(prompt: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
 
 
 @cache
-def model() -> Model:
-    return build_model(open_checkpoint(smollm2_path()), Placement(), block_size=16, max_context=MAX_CONTEXT)
+def model(block_size: int) -> Model:
+    return build_model(open_checkpoint(smollm2_path()), Placement(), block_size=block_size, max_context=MAX_CONTEXT)
 
 
 def build(config: WorkerConfig) -> BuiltEngine:
-    return join_engine(config, model(), Placement(), weights_version(smollm2_path()))
+    return join_engine(config, model(config.engine.block_size), Placement(), weights_version(smollm2_path()))
 
 
 @asynccontextmanager
-async def pair(chunk: int, num_blocks: int) -> AsyncIterator[tuple[Worker, Worker]]:
-    engine = EngineConfig(
-        num_blocks=num_blocks,
-        max_num_seqs=8,
-        max_step_tokens=max(chunk, 8) + 8,
-        max_prefill_chunk=chunk,
-        max_context=MAX_CONTEXT,
-    )
-    config = WorkerConfig(
-        model="shared",
-        served_name="smollm2",
-        engine=engine,
-        transfer=TransferConfig(mover="nixl", stall_s=60, lease_s=60),
-    )
-    workers = [Worker(worker_id=name, role="both", config=config, build=build) for name in ("p", "d")]
+async def pair(
+    chunk: int, num_tokens: int, block_sizes: tuple[int, int] = (16, 16)
+) -> AsyncIterator[tuple[Worker, Worker]]:
+    configs = [_config(chunk, num_tokens, block_size) for block_size in block_sizes]
+    workers = [
+        Worker(worker_id=name, role="both", config=config, build=build)
+        for name, config in zip(("p", "d"), configs, strict=True)
+    ]
     for worker in workers:
         await worker.start()
     try:
@@ -111,6 +104,23 @@ async def pair(chunk: int, num_blocks: int) -> AsyncIterator[tuple[Worker, Worke
     finally:
         for worker in reversed(workers):
             await worker.stop()
+
+
+def _config(chunk: int, num_tokens: int, block_size: int) -> WorkerConfig:
+    engine = EngineConfig(
+        block_size=block_size,
+        num_blocks=num_tokens // block_size,
+        max_num_seqs=8,
+        max_step_tokens=max(chunk, 8) + 8,
+        max_prefill_chunk=chunk,
+        max_context=MAX_CONTEXT,
+    )
+    return WorkerConfig(
+        model="shared",
+        served_name="smollm2",
+        engine=engine,
+        transfer=TransferConfig(mover="nixl", stall_s=60, lease_s=60),
+    )
 
 
 def request(case: Case, salt: str) -> Request:
@@ -150,7 +160,7 @@ async def check_together(client: Client, peer: PeerAddress | None, salt: str, wh
 @pytest.mark.parametrize("handed_over", [False, True], ids=["monolithic", "handed over"])
 @pytest.mark.parametrize("chunk", [16, 256, 4096])
 async def test_greedy_tokens_equal_transformers(chunk: int, handed_over: bool) -> None:
-    async with pair(chunk, num_blocks=800) as (p, d):
+    async with pair(chunk, num_tokens=12_800) as (p, d):
         peer = p.info().peer if handed_over else None
         async with Client(d.info().peer.address) as client:
             cold = await check_alone(client, peer, "alone")
@@ -164,10 +174,21 @@ async def test_greedy_tokens_equal_transformers(chunk: int, handed_over: bool) -
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("block_sizes", [(16, 32), (32, 16)])
+async def test_greedy_tokens_equal_transformers_across_block_sizes(block_sizes: tuple[int, int]) -> None:
+    async with pair(256, 12_800, block_sizes) as (p, d):
+        async with Client(d.info().peer.address) as client:
+            await check_alone(client, p.info().peer, "alone")
+        await settled(p)
+        await settled(d)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("handed_over", [False, True], ids=["monolithic", "handed over"])
 async def test_greedy_tokens_equal_transformers_under_preemption(handed_over: bool) -> None:
     short = tuple(case for case in cases() if len(case.prompt) < 60)
-    async with pair(16, num_blocks=MAX_CONTEXT // 16 // 10) as (p, d):  # 20 blocks for eight sequences of up to 6
+    async with pair(16, num_tokens=MAX_CONTEXT // 10) as (p, d):  # 20 blocks for eight sequences of up to 6
         peer = p.info().peer if handed_over else None
         async with Client(d.info().peer.address) as client:
             await check_together(client, peer, "", short)

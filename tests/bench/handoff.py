@@ -45,7 +45,7 @@ NUM_WARM_UP = 2  # of each length
 CHURN_CONCURRENCY = 48
 MAX_CHURNED_RUN = 4.0  # adjacent blocks
 START_S = 300.0
-PATIENCE_S = 120.0  # for one request
+PATIENCE_S = 300.0  # for one request; the first may compile kernels
 
 
 @dataclass(frozen=True)
@@ -393,8 +393,8 @@ async def bench(
             await client.wait(client.submit(prompt_len).ended)
         runs = await run_loads(client, workers, "fresh", loads)
         if with_churn:
-            assert shape.engine.num_blocks is not None
-            await client.churn(shape.churn_lens, 2 * shape.engine.num_blocks * shape.engine.block_size)
+            pool_tokens = max(worker.info.num_blocks * worker.info.block_size for worker in workers)
+            await client.churn(shape.churn_lens, 2 * pool_tokens)
             runs += await run_loads(client, workers, "churned", loads)
         return runs
 
@@ -416,14 +416,17 @@ def main(
     device: Annotated[str, typer.Option(help="of the two workers, or of each: cuda:0,cuda:1")] = "cuda:0",
     only: Annotated[list[int] | None, typer.Option(help="prompt lengths to run; all by default")] = None,
     churn: Annotated[bool, typer.Option(help="also measure with scattered free blocks")] = True,
-    engine: Annotated[str, typer.Option(help="further EngineConfig fields of both workers, as JSON")] = "{}",
+    engine: Annotated[str, typer.Option(help="EngineConfig fields of both workers, or a list of two, as JSON")] = "{}",
     json_path: Annotated[Path | None, typer.Option("--json", help="write every request's figures here")] = None,
 ) -> None:
     chosen = SHAPES[shape]
-    fields = chosen.engine.model_dump() | json.loads(engine)
-    settings = EngineConfig.model_validate(fields)
+    extra = json.loads(engine)
+    fields = [chosen.engine.model_dump() | one for one in (extra if isinstance(extra, list) else [extra, extra])]
     prefill, _, decode = device.partition(",")
-    configs = [worker_config(chosen, place, settings) for place in (prefill, decode or prefill)]
+    configs = [
+        worker_config(chosen, place, EngineConfig.model_validate(settings))
+        for place, settings in zip((prefill, decode or prefill), fields, strict=True)
+    ]
     loads = [load for load in chosen.loads if only is None or load.prompt_len in only]
     runs = asyncio.run(bench(chosen, configs[0], configs[1], loads, with_churn=churn))
     title = f"{shape}, {configs[0].device} → {configs[1].device}, NIXL"

@@ -68,7 +68,9 @@ class NotingMover:
 
     def write(self, peer: Incarnation, source: np.ndarray, target: np.ndarray, tag: bytes) -> int:
         name = decode_tag(tag)
-        breaks = (np.diff(source) != 1) | (np.diff(target) != 1)
+        breaks = np.diff(target) != 1
+        if source.ndim == 1:  # else it goes from staging, where all is adjacent
+            breaks |= np.diff(source) != 1
         note = WriteNote(time.monotonic(), num_blocks=len(source), num_runs=1 + int(breaks.sum()))
         self._notes.setdefault(name.handover, RequestNotes()).writes[name.number] = note
         return self._mover.write(peer, source, target, tag)

@@ -63,7 +63,7 @@ def test_pools_that_cannot_serve_together_are_refused(roles: tuple[str, ...]) ->
 
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [("engine.block_size", {"engine": {"block_size": 32}}), ("dtype", {"dtype": "float16"}), ("model", {"model": "n"})],
+    [("dtype", {"dtype": "float16"}), ("model", {"model": "n"})],
 )
 def test_pools_whose_blocks_differ_are_refused_with_both_values(name: str, settings: dict[str, Any]) -> None:
     (problem,) = problems(pools(prefill={}, decode={"worker": settings}))
@@ -88,6 +88,12 @@ def test_a_tensor_parallel_worker_that_would_hand_over_is_refused(other: str) ->
     (problem,) = problems(pools(**{other: split, "decode": {}}))
     assert problem.startswith("pools: workers with tensor_parallel above 1 cannot hand blocks over; ")
     assert f"it is {{'{other}': 2, 'decode': 1}}" in problem
+
+
+def test_block_sizes_of_pools_may_differ_by_a_whole_factor() -> None:
+    parse_config(pools(prefill={}, decode={"worker": {"engine": {"block_size": 32}}}), {}, source="test")
+    (problem,) = problems(pools(prefill={}, decode={"worker": {"engine": {"block_size": 24}}}))
+    assert problem.endswith("it is {'prefill': 16, 'decode': 24}")
 
 
 def test_pools_inherit_the_workers_settings_and_override_single_keys() -> None:

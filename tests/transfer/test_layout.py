@@ -54,6 +54,18 @@ def test_layouts_split_over_ranks_are_refused_even_where_equal() -> None:
         check_layout(split, split)
 
 
+@pytest.mark.parametrize("block_size", [1, 8, 16, 64])
+def test_a_writer_may_recut_blocks_of_which_one_divides_the_other(block_size: int) -> None:
+    check_layout(LAYOUT, msgspec.structs.replace(LAYOUT, block_size=block_size), repacked=True)
+
+
+def test_blocks_that_cannot_be_recut_are_refused_with_both_sizes() -> None:
+    with pytest.raises(LayoutMismatch, match="block_size: ours is 16, the peer's is 24"):
+        check_layout(LAYOUT, msgspec.structs.replace(LAYOUT, block_size=24), repacked=True)
+    with pytest.raises(LayoutMismatch, match=r"in dtype: ours is 'bfloat16', the peer's is 'int8'\. Start"):
+        check_layout(LAYOUT, msgspec.structs.replace(LAYOUT, block_size=32, dtype="int8"), repacked=True)
+
+
 def test_a_ticket_survives_the_wire_and_is_rebased_on_the_readers_clock() -> None:
     ticket = decode_ticket(encode_ticket(TICKET))
     assert ticket == TICKET

@@ -75,11 +75,16 @@ def test_disconnecting_fails_what_is_pending_and_is_idempotent() -> None:
     assert [c.error for c in a.poll().completions] == ["disconnected from b"]
 
 
-def test_a_peer_with_blocks_of_another_size_is_refused_with_both_sizes() -> None:
-    fabric = LocalFabric()
-    a, b = LocalMover(fabric, torch.zeros(2, 8), A), LocalMover(fabric, torch.zeros(2, 4), B)
+def test_a_peer_with_blocks_of_another_size_is_written_from_staging_only() -> None:
+    fabric, theirs = LocalFabric(), torch.zeros(2, 4)
+    a, b = LocalMover(fabric, torch.zeros(2, 8), A), LocalMover(fabric, theirs, B)
+    a.connect(B, b.describe())
     with pytest.raises(TransferError, match="block_bytes is 32 here but 16 at peer b"):
-        a.connect(B, b.describe())
+        a.write(B, numbers(1), numbers(1), b"t")
+    staging = torch.arange(12.0).reshape(3, 4)
+    a.write(B, numbers(2), numbers(1), b"t", a.stage(staging))
+    assert torch.equal(theirs[1], staging[2]) and not theirs[0].any()
+    assert a.poll().completions[0].num_bytes == 16
 
 
 def test_a_peer_outside_the_fabric_is_refused() -> None:

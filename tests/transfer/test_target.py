@@ -117,9 +117,10 @@ def test_blocks_are_named_only_after_prefill_admits(side: Side) -> None:
 
 def test_the_first_token_goes_on_before_the_kv_has_landed(side: Side) -> None:
     side.place()
-    assert side.target.is_receiving
+    assert side.target.is_receiving and not side.target.is_landing
     assert side.arrive(0) == []
     assert side.prefilled(2) == [Deliver(side.attempt, RAW)]
+    assert side.target.is_landing
     assert side.arrive(0) == [], "the same write does not count twice"
     assert side.arrive(1) == side.landing
     assert not side.target.is_receiving and len(side.target) == 0

@@ -206,3 +206,40 @@ def test_work_that_can_never_run_raises_instead_of_spinning() -> None:
     with pytest.raises(NoProgress, match="1 waiting and 0 running"):
         rig.run()
     assert len(leaked) == 5
+
+
+def chunks_of(rig: Rig) -> list[int]:
+    return [row.num_tokens for batch in rig.runner.launched for row in batch.rows]
+
+
+@pytest.mark.parametrize(
+    ("prompt_len", "chunks"), [(48, [48]), (49, [41, 8]), (64, [28, 28, 8]), (152, [48, 48, 48, 8])]
+)
+def test_a_long_prompt_computed_for_a_peer_ends_in_a_short_chunk(
+    overlap: bool, prompt_len: int, chunks: list[int]
+) -> None:
+    """Its KV leaves chunk by chunk, so the last chunk's is all that the peer waits for when prefill has ended."""
+    rig = make_rig(overlap, 200, max_num_seqs=4, max_step_tokens=256, export_chunk=48, export_last_chunk=8)
+    rig.submit(make_request("r", prompt_len, max_tokens=1), export=True)
+    rig.run()
+    assert chunks_of(rig) == chunks
+    rig.engine.release("r")
+    rig.check_idle()
+
+
+def test_a_prompt_computed_for_a_peer_counts_only_what_its_cache_lacks(overlap: bool) -> None:
+    rig = make_rig(overlap, 200, max_num_seqs=4, max_step_tokens=256, export_chunk=48, export_last_chunk=8)
+    rig.submit(make_request("warm", 128, max_tokens=1))
+    rig.run()
+    rig.runner.launched.clear()
+    rig.submit(make_request("r", 160, max_tokens=1), export=True)
+    rig.run()
+    assert chunks_of(rig) == [32]
+
+
+def test_the_chunks_of_an_export_leave_the_rest_of_the_step_to_others(overlap: bool) -> None:
+    rig = make_rig(overlap, 200, max_num_seqs=4, max_step_tokens=256, export_chunk=48, export_last_chunk=8)
+    rig.submit(make_request("r", unique(1, 152), max_tokens=1), export=True)
+    rig.submit(make_request("own", unique(2, 200), max_tokens=1))
+    rig.step()
+    assert chunks_of(rig) == [48, 200]
