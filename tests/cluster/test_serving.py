@@ -7,16 +7,18 @@ import os
 import random
 import signal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import psutil
 import pytest
 import yaml
-from conftest import Serve, ServingCluster
 from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
 
 from baton.cluster.config import ClusterConfig, parse_config
+
+if TYPE_CHECKING:
+    from tests.cluster.conftest import Serve, ServingCluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
