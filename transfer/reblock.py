@@ -45,7 +45,7 @@ class _Area:
     free: list[int]  # the first block of each buffer that nobody uses
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Write:
     id: int
     peer: Incarnation
@@ -57,7 +57,7 @@ class _Write:
         return Completion(self.id, self.peer, self.tag, 0, 0.0, error)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Staged:
     """A write whose blocks lie in the buffer that starts at block `buffer`, or will once `packed` has happened."""
 
@@ -94,6 +94,7 @@ class ReblockingMover:
         ours, theirs = self.describe().block_bytes, memory.block_bytes
         if max(ours, theirs) % min(ours, theirs):
             raise TransferError(f"block_bytes is {ours} here but {theirs} at peer {peer}: neither divides the other")
+        self.disconnect(peer)
         self._mover.connect(peer, memory)
         self._peer_block_bytes[peer] = theirs
 
@@ -101,7 +102,11 @@ class ReblockingMover:
         for write in [write for write in self._waiting if write.peer == peer]:
             self._waiting.remove(write)
             self._failed.append(write.failed(f"disconnected from {peer}"))
-        self._peer_block_bytes.pop(peer, None)  # what is packed fails at its post
+        for staged in [staged for staged in self._packing if staged.write.peer == peer]:
+            self._packing.remove(staged)
+            staged.area.free.append(staged.buffer)  # the next to be packed there is packed on the same stream
+            self._failed.append(staged.write.failed(f"disconnected from {peer}"))
+        self._peer_block_bytes.pop(peer, None)
         self._mover.disconnect(peer)
 
     def stage(self, memory: torch.Tensor) -> int:

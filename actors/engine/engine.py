@@ -60,6 +60,7 @@ class Engine:
         self._scheduler = Scheduler(self._space, self._room, WaitingQueue(config.max_overtakes), config)
         self._imports = Imports(self._space, self._room)
         self._sequences: dict[str, Sequence] = {}  # all that hold or will hold something, imports apart
+        self._adopted: list[Sequence] = []  # what they brought is not yet in the cache
         self._in_flight: deque[_Launched] = deque()
         self._planned: Plan | None = None  # decided, not yet launched
         self._queued: list[Update] = []  # what calls between steps have to tell
@@ -149,10 +150,12 @@ class Engine:
         self._is_blocked = False
         sequence = self._imports.adopt(request_id)
         self._sequences[request_id] = sequence
+        self._adopted.append(sequence)
         self._scheduler.join(sequence)
         accepted = sequence.accept(tokens)
         if accepted.finish is not None:
             self._queued.append(self._update(sequence, (), None, accepted.finish))
+            self._publish_adopted()
             self._end(sequence)
 
     def abandon_import(self, request_id: str, *, quarantine: bool) -> QuarantineKey | None:
@@ -184,6 +187,8 @@ class Engine:
     def plan(self) -> list[Update]:
         """Decide the next step, and tell who starts with it, before the device is busy. `run` must follow at once."""
         updates, self._queued = self._queued, []
+        if self._space.pool.num_available < self._scheduler.num_running:
+            self._publish_adopted()  # or one that is preempted now would lose its KV
         self._planned = self._scheduler.schedule(self._num_steps + 1)
         if self._planned is not None:
             updates += [self._update(seq, (), None, None) for seq in self._planned.started]
@@ -196,6 +201,7 @@ class Engine:
             self._launch(plan)
         elif not self._in_flight:
             self._block()
+        self._publish_adopted()  # while the device works: nobody waits for it
         updates: list[Update] = []
         num_left = 1 if plan is not None and self._overlap else 0
         while len(self._in_flight) > num_left:
@@ -241,6 +247,12 @@ class Engine:
         self._num_steps += 1
         pending = self._runner.launch(plan.batch)
         self._in_flight.append(_Launched(self._num_steps, pending, plan.batch.rows, plan.sequences))
+
+    def _publish_adopted(self) -> None:
+        for sequence in self._adopted:
+            if sequence.status is Status.DECODING:  # else it was cancelled at once
+                self._space.publish(sequence.table, sequence.hashes, len(sequence.hashes))
+        self._adopted.clear()
 
     def _block(self) -> None:
         """Nothing runs and nothing can: wait for whoever holds blocks from outside; if nobody does, fail."""

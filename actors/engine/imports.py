@@ -78,15 +78,14 @@ class Imports:
         return tuple(sequence.table.ids[record.skip_blocks :])
 
     def adopt(self, request_id: str) -> Sequence:
-        """Return the sequence with all its prompt's KV computed; full blocks are published."""
+        """Return the sequence with all its prompt's KV computed; its full blocks are the caller's to publish."""
         record = self._find(request_id)
         if not record.has_place:
             raise ImportStateError(request_id, "no blocks are reserved; call reserve_import until it returns them")
         del self._imports[request_id]
         sequence = record.sequence
-        num_tokens = sequence.num_computed = sequence.num_scheduled = len(sequence.tokens)
+        sequence.num_computed = sequence.num_scheduled = len(sequence.tokens)
         sequence.cached_tokens = sequence.request.prompt_len
-        self._space.publish(sequence.table, sequence.hashes, num_tokens // self._space.block_size)
         return sequence
 
     def abandon(self, request_id: str, *, quarantine: bool) -> QuarantineKey | None:

@@ -72,8 +72,8 @@ class SlotStates:
         params = [admission.request.sampling for admission in admissions]
         floats = torch.tensor([[getattr(p, name) for name in _FLOATS] for p in params])
         integers = torch.tensor([[_signed64(p.seed), p.top_k] for p in params])
-        self._floats.index_copy_(0, slots, floats.to(self._device))
-        self._integers.index_copy_(0, slots, integers.to(self._device))
+        self._floats.index_copy_(0, slots, self._to_device(floats))
+        self._integers.index_copy_(0, slots, self._to_device(integers))
         for admission in admissions:
             self._slots[admission.slot] = slot = _host_state(admission, self._eos_ids)
             if slot.features & _Feature.PENALTY:
@@ -145,10 +145,15 @@ class SlotStates:
         if not triplets:
             return None
         indices, ids, values = zip(*triplets, strict=True)
-        return LogitBias(self._tensor(indices), self._tensor(ids), torch.tensor(values, device=self._device))
+        return LogitBias(self._tensor(indices), self._tensor(ids), self._to_device(torch.tensor(values)))
 
     def _tensor(self, values: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)
+        return self._to_device(torch.tensor(values, dtype=torch.int64))
+
+    def _to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self._device.type == "cuda":  # pinned, so that the copy does not wait for what the device still has to do
+            return tensor.pin_memory().to(self._device, non_blocking=True)
+        return tensor
 
 
 def _is_plain(slot: _Slot, position: int) -> bool:

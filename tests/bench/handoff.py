@@ -20,9 +20,11 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -41,6 +43,7 @@ from tests.actors.worker_client import Client
 
 HERE = Path(__file__).parent
 MAX_TOKENS = 8
+HOPS = ("told", "posted", "ended", "arrived", "landed", "adopted", "launched", "sampled")  # fields of Measured
 NUM_WARM_UP = 2  # of each length
 CHURN_CONCURRENCY = 48
 MAX_CHURNED_RUN = 4.0  # adjacent blocks
@@ -242,7 +245,6 @@ class Measured:
     ttft: float
     second_token: float  # prefill's end at P -> second token at the client
     token_gap: float  # first -> second token at the client
-    exposed: float  # prefill's end -> all KV landed at D
     handover: float  # D: first token known -> adopted
     first_step: float  # D: adopted -> its first own token
     write: float  # time with any write under way
@@ -253,10 +255,16 @@ class Measured:
     exposed_gb_per_s: float  # bytes over exposed time
     num_writes: int
     blocks_per_run: float
-    # From prefill's end on: when the last write was posted, had ended, was noticed by D, had landed.
-    posted: float
+    step: float  # between the tokens after the second at the client, median
+    # From prefill's end on, in the order of a request's life.
+    told: float  # P's event loop hears of it
+    posted: float  # P's mover: the last write
     ended: float
-    arrived: float
+    arrived: float  # D's mover
+    landed: float  # D's event loop
+    adopted: float  # D's engine
+    launched: float
+    sampled: float
 
 
 def measure(timeline: Timeline, sent: RequestNotes, received: RequestNotes, block_size: int) -> Measured:
@@ -267,7 +275,7 @@ def measure(timeline: Timeline, sent: RequestNotes, received: RequestNotes, bloc
     num_bytes, num_blocks = sum(write.num_bytes for write in writes), sum(write.num_blocks for write in writes)
     assert num_bytes == served.bytes_moved, (num_bytes, served)
     spans = [(write.posted_s, write.ended_s) for write in writes]
-    end = sent.prefilled_s
+    end = sent.computed_s
     write_s = busy_s(spans)
     exposed_s = received.landed_s - end
     return Measured(
@@ -275,7 +283,6 @@ def measure(timeline: Timeline, sent: RequestNotes, received: RequestNotes, bloc
         ttft=1e3 * (timeline.token_s[0] - timeline.submitted_s),
         second_token=1e3 * (timeline.token_s[1] - end),
         token_gap=1e3 * (timeline.token_s[1] - timeline.token_s[0]),
-        exposed=1e3 * exposed_s,
         handover=1e3 * served.times.handover_s,
         first_step=1e3 * served.times.first_step_s,
         write=1e3 * write_s,
@@ -286,9 +293,15 @@ def measure(timeline: Timeline, sent: RequestNotes, received: RequestNotes, bloc
         exposed_gb_per_s=num_bytes / exposed_s / 1e9,
         num_writes=len(writes),
         blocks_per_run=num_blocks / sum(write.num_runs for write in writes),
+        step=1e3 * statistics.median(np.diff(timeline.token_s[1:])),
+        told=1e3 * (sent.told_s - end),
         posted=1e3 * (writes[-1].posted_s - end),
         ended=1e3 * (max(write.ended_s for write in writes) - end),
         arrived=1e3 * (received.arrived_s - end),
+        landed=1e3 * exposed_s,
+        adopted=1e3 * (received.adopted_s - end),
+        launched=1e3 * (received.launched_s - end),
+        sampled=1e3 * (received.sampled_s - end),
     )
 
 
@@ -324,8 +337,8 @@ def show(console: Console, title: str, runs: list[Run]) -> None:
         seen.add_column(name, justify="right")
     for name in ("GB/s exposed", "hidden", "bytes / least", "blocks per run"):
         seen.add_column(name, justify="right")
-    hops = Table("pools", "prompt", title="From prefill's end, p50 ms")
-    for name in ("last write posted", "ended", "noticed by D", "landed", "2nd token at client", "writes", "writing"):
+    hops = Table("pools", "prompt", title="From prefill's end, p50 ms; then single steps and all time of writes")
+    for name in (*HOPS, "2nd token at client", "step", "writes", "writing"):
         hops.add_column(name, justify="right")
     for run in runs:
         name = (run.pools, str(run.load.prompt_len))
@@ -344,21 +357,8 @@ def show(console: Console, title: str, runs: list[Run]) -> None:
             f"{run.p50(lambda r: r.num_bytes / r.least_bytes):.3f}",
             f"{run.p50(lambda r: r.blocks_per_run):.1f}",
         )
-        hops.add_row(
-            *name,
-            *(
-                f"{run.p50(value):.2f}"
-                for value in (
-                    lambda r: r.posted,
-                    lambda r: r.ended,
-                    lambda r: r.arrived,
-                    lambda r: r.exposed,
-                    lambda r: r.second_token,
-                    lambda r: r.num_writes,
-                    lambda r: r.write,
-                )
-            ),
-        )
+        others = (lambda r: r.second_token, lambda r: r.step, lambda r: r.num_writes, lambda r: r.write)
+        hops.add_row(*name, *(f"{run.p50(value):.2f}" for value in (*map(attrgetter, HOPS), *others)))
     console.print(seen)
     console.print(hops)
 

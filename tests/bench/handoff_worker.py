@@ -19,6 +19,9 @@ import msgspec
 import numpy as np
 
 from baton.actors.config import WorkerConfig
+from baton.actors.engine.engine import Engine
+from baton.actors.engine.scheduler import Plan
+from baton.actors.engine.updates import Update
 from baton.actors.generation import Moved
 from baton.actors.messages import WorkerInfo
 from baton.actors.step_loop import StepReport
@@ -42,9 +45,13 @@ class WriteNote(msgspec.Struct):
 class RequestNotes(msgspec.Struct):
     """What one worker saw of a request's hand-over."""
 
-    prefilled_s: float = 0.0  # the engine's last chunk is known to be complete
-    landed_s: float = 0.0
-    arrived_s: float = 0.0  # last write's notice
+    computed_s: float = 0.0  # P's engine: the last chunk is complete and its token known
+    told_s: float = 0.0  # P's event loop hears of it
+    arrived_s: float = 0.0  # D's mover: the last write's notice
+    landed_s: float = 0.0  # D's event loop: all has arrived
+    adopted_s: float = 0.0  # D's engine takes it over
+    launched_s: float = 0.0  # its first step is queued on the device
+    sampled_s: float = 0.0  # that step's token is known
     writes: dict[int, WriteNote] = {}
 
 
@@ -88,6 +95,45 @@ class NotingMover:
         return news
 
 
+class NotingEngine:
+    """Adds notes to an engine's calls, in the engine's thread."""
+
+    def __init__(self, engine: Engine, notes: Notes) -> None:
+        self._engine_run, self._engine_adopt, self._engine_launch = engine.run, engine.adopt_import, engine._launch
+        self._notes = notes
+        self._adopted: list[str] = []
+        engine.run, engine.adopt_import, engine._launch = self.run, self.adopt_import, self.launch
+
+    def adopt_import(self, request_id: str, tokens: tuple[int, ...]) -> None:
+        self._engine_adopt(request_id, tokens)
+        self._note(request_id).adopted_s = time.monotonic()
+        self._adopted.append(request_id)
+
+    def launch(self, plan: Plan) -> None:
+        self._engine_launch(plan)
+        for request_id in self._adopted:
+            self._note(request_id).launched_s = time.monotonic()
+        self._adopted.clear()
+
+    def run(self) -> list[Update]:
+        updates = self._engine_run()
+        now = time.monotonic()
+        for update in updates:
+            if update.finish is not None and update.blocks:  # an export
+                self._note(handover_of(update.request_id)).computed_s = now
+            elif update.tokens and (note := self._notes.get(update.request_id)) is not None and not note.sampled_s:
+                note.sampled_s = now
+        return updates
+
+    def _note(self, request_id: str) -> RequestNotes:
+        return self._notes.setdefault(request_id, RequestNotes())
+
+
+def handover_of(engine_id: str) -> str:
+    """An export is named HANDOVER#EPOCH@PEER in its engine."""
+    return engine_id.split("#")[0]
+
+
 class BenchWorker(Worker):
     def __init__(self, worker_id: str, config: WorkerConfig) -> None:
         super().__init__(worker_id=worker_id, role="both", config=config)
@@ -95,13 +141,14 @@ class BenchWorker(Worker):
 
     def _join_roles(self, mover_loop: MoverLoop) -> None:
         mover_loop._mover = NotingMover(mover_loop._mover, self.notes)
+        NotingEngine(self._built.engine, self.notes)
         super()._join_roles(mover_loop)
 
     def _on_report(self, report: StepReport) -> None:
         now = time.monotonic()
         for update in report.updates:
-            if update.finish is not None and update.blocks:  # an export, named HANDOVER#EPOCH@PEER
-                self.notes.setdefault(update.request_id.split("#")[0], RequestNotes()).prefilled_s = now
+            if update.finish is not None and update.blocks:
+                self.notes.setdefault(handover_of(update.request_id), RequestNotes()).told_s = now
         super()._on_report(report)
 
     def on_landed(self, request_id: str, moved: Moved) -> None:

@@ -31,5 +31,6 @@ async def test_both_processes_notes_explain_every_request() -> None:
         assert (short_one.num_writes, long_one.num_writes) == (1, 5)
         assert (short_one.hidden, long_one.hidden > 0.5) == (0.0, True)
         for one in (short_one, long_one):
-            assert 0 < one.posted < one.arrived < one.exposed < one.second_token
+            assert 0 < one.told < one.posted < one.arrived < one.landed < one.adopted < one.launched < one.sampled
+            assert one.sampled < one.second_token
             assert one.token_gap < one.second_token
