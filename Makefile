@@ -11,8 +11,10 @@ PROMPT ?=
 demo: .venv/run
 	$(BIN)/baton demo $(if $(PROMPT),--prompt "$(PROMPT)")
 
+# Ray forks: its tests must not share a process with those that have NIXL's threads in theirs.
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest tests/cluster
+	$(BIN)/pytest --ignore=tests/cluster
 
 lint: .venv/dev link
 	$(BIN)/ruff format --check .

@@ -189,14 +189,14 @@ async def test_a_stream_cut_by_the_death_of_its_decode_worker_goes_on_or_ends_wi
 
 
 @pytest.mark.parametrize("num_prompt", [1, 15, 16, 17, 31, 32, 33, 100])
-async def test_another_block_size_is_refused_at_the_handshake_and_the_answer_is_right(
+async def test_a_block_size_that_cannot_be_recut_is_refused_and_the_answer_is_right(
     num_prompt: int, world: World, gateway: Gateway
 ) -> None:
     """Entry 20: the error reaches decode at once, which goes on alone; nothing dies deep in a transfer thread."""
-    if "P8" not in world.workers:
-        await world.start("P8", block_size=8)
+    if "P6" not in world.workers:
+        await world.start("P6", block_size=6)
     request = new_request(num_prompt, 8)
-    work = gateway.generate(request, world.workers["P8"].info.peer, [world.workers["D"].info])
+    work = gateway.generate(request, world.workers["P6"].info.peer, [world.workers["D"].info])
     async with asyncio.timeout(2):
         answered = await work
     assert is_right(request, answered) and answered.prefill_worker == "D"
