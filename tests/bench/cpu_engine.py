@@ -22,8 +22,9 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from baton.actors.engine.batch import Admission, Batch, Row
-from baton.actors.engine.checkpoint import build_model, open_checkpoint, resolve_model
-from baton.actors.engine.kv_cache import KVLayout
+from baton.actors.engine.checkpoint import build_model, open_checkpoint
+from baton.actors.engine.kv_cache import KVSpec
+from baton.actors.engine.model_reference import resolve_model
 from baton.actors.engine.request import Request, SamplingParams
 from baton.actors.engine.runner import TorchRunner
 from baton.actors.engine.weights import Placement
@@ -53,7 +54,7 @@ class Ours:
         checkpoint = open_checkpoint(path)
         model = build_model(checkpoint, Placement(), block_size=BLOCK_SIZE, max_context=MAX_CONTEXT)
         self._blocks_per_row = MAX_CONTEXT // BLOCK_SIZE
-        layout = KVLayout.of_model(checkpoint.config, BLOCK_SIZE, torch.float32)
+        layout = KVSpec.of_model(checkpoint.config, BLOCK_SIZE, torch.float32)
         kv = layout.allocate(self._blocks_per_row * MAX_BATCH)
         self._runner = TorchRunner(model, kv, num_slots=MAX_BATCH, make_attention=TorchAttention)
         self._last: list[int] = []
