@@ -10,19 +10,16 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 
 import msgspec
 
-from baton.actors.engine.block_hash import BlockHash, block_hashes, root_hash
 from baton.actors.engine.request import Request, TokenLogprobs
 from baton.actors.messages import Output, Submit
 from baton.router.admission import Admission, Place
 from baton.router.errors import DeadlineExceeded, NoWorkers, WorkerFailed, WorkerLost
 from baton.router.membership import Membership
-from baton.router.policy import Candidate, Policy
-from baton.router.prefix_index import PrefixIndex
-from baton.router.worker_stream import Charge, Mailbox, StreamLost, WorkerStream
+from baton.router.routing import Route, Router
+from baton.router.worker_stream import Mailbox, StreamLost, WorkerStream
 
 logger = logging.getLogger(__name__)
 
@@ -31,31 +28,14 @@ class GaveUp(StreamLost):
     """The worker is there, but has dropped this request."""
 
 
-@dataclass(frozen=True, slots=True)
-class Leg:
-    """One worker's part in a request: what was charged to it. `uncached` prompt tokens are computed there."""
-
-    stream: WorkerStream
-    hashes: Sequence[BlockHash]
-    uncached: int
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    decode: Leg
-    prefill: Leg | None
-
-
 class Dispatcher:
     def __init__(
-        self, membership: Membership, index: PrefixIndex, policy: Policy, admission: Admission, *, max_attempts: int = 3
+        self, membership: Membership, router: Router[WorkerStream], admission: Admission, *, max_attempts: int = 3
     ) -> None:
         self._membership = membership
-        self._index = index
-        self._policy = policy
+        self._router = router
         self._admission = admission
         self._max_attempts = max_attempts
-        self._last_hashes = _Hashes((), "", {})
 
     def admit(self, requests: Sequence[Request]) -> list[Place]:
         """Take a place in the queue for each request of one call. Raises NoWorkers or Overloaded.
@@ -79,7 +59,7 @@ class Dispatcher:
         try:
             for attempt in range(self._max_attempts):
                 current = progress.next_request(attempt, loop.time() - started)
-                route = self._route(current, gave_up)
+                route = self._router.route(current, gave_up)
                 try:
                     async with aclosing(self._attempt(current, route)) as outputs:
                         async for output in outputs:
@@ -94,35 +74,30 @@ class Dispatcher:
                         yield Output(request_id=request.id, finish="length")
                         return
                     if isinstance(lost, GaveUp):
-                        gave_up.add(route.decode.stream.incarnation)
+                        gave_up.add(route.decode.worker.incarnation)
             raise WorkerLost(
                 f"{self._max_attempts} workers in turn were lost while serving this request: try again", retry_after_s=1
             )
         finally:
             place.leave()
 
-    async def _attempt(self, request: Request, route: Route) -> AsyncGenerator[Output, None]:
+    async def _attempt(self, request: Request, route: Route[WorkerStream]) -> AsyncGenerator[Output, None]:
         """Run the request on one decode worker. Raises StreamLost when another should go on."""
         loop = asyncio.get_running_loop()
-        decode, prefill = route.decode, route.prefill
-        charges = [Charge(leg.stream, leg.uncached) for leg in (decode, prefill) if leg is not None]
+        stream, prefill = route.decode.worker, route.prefill
+        charge = self._router.charge(route)
         deadline = None
         try:
-            mailbox = decode.stream.submit(Submit(request, prefill.stream.info.peer if prefill else None))
+            mailbox = stream.submit(Submit(request, prefill.worker.info.peer if prefill else None))
             if request.deadline_s is not None:
                 expiry = DeadlineExceeded("the request took longer than this server allows: ask for fewer tokens")
                 deadline = loop.call_later(request.deadline_s, mailbox.put_nowait, expiry)
-            for leg in (decode, prefill):
-                if leg is not None:
-                    self._index.predict(leg.stream.incarnation, leg.hashes)
             is_first = True
             while True:
                 output = await _next_output(mailbox)
                 if is_first:
                     is_first = False
-                    charges[0].release_tokens()
-                    for charge in charges[1:]:
-                        charge.release()
+                    charge.on_first_token()
                 _raise_if_failed(output)
                 yield output
                 if output.finish is not None:
@@ -130,53 +105,8 @@ class Dispatcher:
         finally:
             if deadline is not None:
                 deadline.cancel()
-            decode.stream.end(request.id)
-            for charge in charges:
-                charge.release()
-
-    def _route(self, request: Request, gave_up: set[str]) -> Route:
-        fresh = [stream for stream in self._membership.decoders() if stream.incarnation not in gave_up]
-        if not fresh:
-            raise WorkerLost("the worker was lost and no other can go on: try again", retry_after_s=1)
-        decode = self._choose(fresh, request)
-        prefillers = self._membership.prefillers()
-        if not prefillers:
-            return Route(decode, None)
-        prefill = self._choose(prefillers, request)
-        return Route(Leg(decode.stream, decode.hashes, 0), prefill)
-
-    def _choose(self, streams: Sequence[WorkerStream], request: Request) -> Leg:
-        hashes = {stream.info.block_size: self._hashes(request, stream.info.block_size) for stream in streams}
-        candidates = [
-            Candidate(
-                index=i,
-                matched=self._index.match(hashes[stream.info.block_size], stream.incarnation),
-                num_requests=stream.num_requests,
-                num_tokens=stream.num_tokens,
-                num_dispatched=stream.num_dispatched,
-            )
-            for i, stream in enumerate(streams)
-        ]
-        chosen = self._policy(candidates, max(map(len, hashes.values())))
-        stream = streams[chosen.index]
-        uncached = len(request.tokens) - chosen.matched * stream.info.block_size
-        return Leg(stream, hashes[stream.info.block_size], uncached)
-
-    def _hashes(self, request: Request, block_size: int) -> Sequence[BlockHash]:
-        """Hash the prompt's blocks, once for all choices of one prompt (they share the tuple)."""
-        last = self._last_hashes
-        if last.tokens is not request.tokens or last.salt != request.cache_salt:
-            last = self._last_hashes = _Hashes(request.tokens, request.cache_salt, {})
-        if block_size not in last.by_size:
-            last.by_size[block_size] = block_hashes(request.tokens, block_size, root_hash(request.cache_salt))
-        return last.by_size[block_size]
-
-
-@dataclass(frozen=True, slots=True)
-class _Hashes:
-    tokens: tuple[int, ...]
-    salt: str
-    by_size: dict[int, Sequence[BlockHash]]
+            stream.end(request.id)
+            charge.release()
 
 
 class _Progress:

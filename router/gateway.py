@@ -30,6 +30,7 @@ from baton.router.membership import Membership
 from baton.router.metrics import Metrics
 from baton.router.policy import make_policy
 from baton.router.prefix_index import PrefixIndex
+from baton.router.routing import Router
 from baton.router.service import Service
 from baton.router.tokenizer import Tokenizer
 from baton.router.worker_stream import Reconnect
@@ -166,9 +167,8 @@ class Gateway:
     def _make_service(self, tokenizer: Tokenizer) -> Service:
         config = self._config
         admission = Admission(max_requests=config.max_queued_requests, max_tokens=config.max_queued_tokens)
-        dispatcher = Dispatcher(
-            self.membership, self._index, make_policy(config), admission, max_attempts=config.max_attempts
-        )
+        router = Router(self.membership, self._index, make_policy(config))
+        dispatcher = Dispatcher(self.membership, router, admission, max_attempts=config.max_attempts)
         return Service(config, self._model_name, tokenizer, self.membership, dispatcher, self.metrics)
 
 

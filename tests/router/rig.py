@@ -21,6 +21,7 @@ from baton.router.gateway import Gateway
 from baton.router.membership import Membership
 from baton.router.policy import make_policy
 from baton.router.prefix_index import PrefixIndex
+from baton.router.routing import Router
 from baton.router.tokenizer import Tokenizer
 from baton.router.worker_stream import Reconnect
 
@@ -62,14 +63,15 @@ async def rig(*workers: FakeWorker, config: RouterConfig | None = None) -> Async
     index = PrefixIndex(predicted_s=config.predicted_prefix_s)
     membership = Membership(index, FAST)
     admission = Admission(max_requests=config.max_queued_requests, max_tokens=config.max_queued_tokens)
-    dispatcher = Dispatcher(membership, index, make_policy(config), admission, max_attempts=config.max_attempts)
+    router = Router(membership, index, make_policy(config))
+    dispatcher = Dispatcher(membership, router, admission, max_attempts=config.max_attempts)
     for worker in workers:
         await worker.start()
     try:
         async with asyncio.timeout(20):
-            router = Rig(membership, dispatcher, admission)
-            await router.join(*workers)
-            yield router
+            rig = Rig(membership, dispatcher, admission)
+            await rig.join(*workers)
+            yield rig
     finally:
         await membership.close()
         for worker in workers:
