@@ -16,6 +16,15 @@ from baton.router.errors import WorkerLost
 from baton.router.policy import Candidate, Policy
 from baton.router.prefix_index import PrefixIndex
 
+SPARE_SEQUENCES = 4  # that may wait on a worker for a seat
+MIN_AVAILABLE = 0.05  # share of a worker's blocks, free or cached, below which what runs there needs them itself
+
+
+@dataclass(slots=True)
+class Tally:
+    num_requests: int = 0
+    num_tokens: int = 0
+
 
 class RoutedWorker:
     """What the router knows of one life of a worker: what it says of itself, and what this gateway has sent it."""
@@ -26,8 +35,10 @@ class RoutedWorker:
         self.num_own_requests = 0  # this gateway's, charged before they are sent
         self.num_own_tokens = 0
         self.num_dispatched = 0
-        self._num_foreign_requests = 0  # other gateways', as of the last report
-        self._num_foreign_tokens = 0
+        # Charged after the last report, and between the last two. A worker counts what it had when a step began, and
+        # a request for a prefill worker comes by way of another: only the second report after it surely counts it.
+        self._fresh = Tally()
+        self._recent = Tally()
 
     @property
     def incarnation(self) -> str:
@@ -35,16 +46,44 @@ class RoutedWorker:
 
     @property
     def num_requests(self) -> int:
-        return self.num_own_requests + self._num_foreign_requests
+        """Everybody's requests there: as last reported, and this gateway's that cannot be in the report yet."""
+        load = self.load
+        num_reported = load.num_running + load.num_waiting + load.num_importing
+        return num_reported + self._fresh.num_requests + self._recent.num_requests
 
     @property
     def num_tokens(self) -> int:
-        return self.num_own_tokens + self._num_foreign_tokens
+        """Uncached prompt tokens that it has yet to compute, in the same sense."""
+        return self.load.waiting_tokens + self._fresh.num_tokens + self._recent.num_tokens
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another request would start soon, so that it need not wait where its turn can still be decided.
+
+        A worker always has work for two steps, and a few sequences for seats that come free.
+        """
+        info, load = self.info, self.load
+        num_requests = self.num_requests
+        num_available = load.blocks_free + load.blocks_cached
+        return num_requests == 0 or (
+            num_requests < info.max_sequences + SPARE_SEQUENCES
+            and self.num_tokens < 2 * info.step_tokens
+            and load.num_waiting < SPARE_SEQUENCES
+            and (num_available + load.blocks_held == 0 or num_available > MIN_AVAILABLE * info.num_blocks)
+        )
 
     def take_load(self, load: Load) -> None:
         self.load = load
-        self._num_foreign_requests = max(load.num_running + load.num_waiting - self.num_own_requests, 0)
-        self._num_foreign_tokens = max(load.waiting_tokens - self.num_own_tokens, 0)
+        self._recent, self._fresh = self._fresh, Tally()
+
+    def charge(self, num_tokens: int) -> Tally:
+        """Count one request more. What is released before a report can count it must come off the returned tally."""
+        self.num_own_requests += 1
+        self.num_own_tokens += num_tokens
+        self.num_dispatched += 1
+        self._fresh.num_requests += 1
+        self._fresh.num_tokens += num_tokens
+        return self._fresh
 
 
 W = TypeVar("W", bound=RoutedWorker)
@@ -157,17 +196,17 @@ class _Weight:
         self._worker = leg.worker
         self._num_requests = 1
         self._num_tokens = leg.uncached
-        self._worker.num_own_requests += 1
-        self._worker.num_own_tokens += leg.uncached
-        self._worker.num_dispatched += 1
+        self._tally = leg.worker.charge(leg.uncached)
 
     def release_tokens(self) -> None:
         self._worker.num_own_tokens -= self._num_tokens
+        self._tally.num_tokens -= self._num_tokens
         self._num_tokens = 0
 
     def release(self) -> None:
         self.release_tokens()
         self._worker.num_own_requests -= self._num_requests
+        self._tally.num_requests -= self._num_requests
         self._num_requests = 0
 
 
