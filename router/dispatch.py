@@ -19,7 +19,7 @@ from baton.router.admission import Admission, AdmissionLimits, Place
 from baton.router.errors import DeadlineExceeded, NoWorkers, WorkerFailed, WorkerLost
 from baton.router.membership import Membership
 from baton.router.routing import Charge, Route, Router
-from baton.router.slo import SloTargets
+from baton.router.slo import Terms
 from baton.router.worker_stream import Mailbox, StreamLost, WorkerStream
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Dispatcher:
         self.admission = Admission(limits, self._has_room)
         membership.on_news = self._on_news
 
-    def admit(self, requests: Sequence[Request], *, key: str = "", slo: SloTargets | None = None) -> list[Place]:
+    def admit(self, requests: Sequence[Request], terms: Terms) -> list[Place]:
         """Take a place in the queue for each request of one call. Raises NoWorkers or Overloaded.
 
         Each place goes to `generate`, which leaves it; the caller must leave those that it never passes on.
@@ -53,10 +53,9 @@ class Dispatcher:
         if reason is not None:
             raise _no_workers(reason)
         lens = [len(request.tokens) for request in requests]
-        deadlines = [seconds for seconds in (requests[0].deadline_s, slo and slo.ttft_s) if seconds is not None]
-        return self.admission.enter(
-            lens, key=key, priority=requests[0].priority, deadline_s=min(deadlines, default=None)
-        )
+        deadlines = [seconds for seconds in (requests[0].deadline_s, terms.slo.ttft_s) if seconds is not None]
+        deadline_s = min(deadlines, default=None)
+        return self.admission.enter(lens, key=terms.key, priority=requests[0].priority, deadline_s=deadline_s)
 
     async def generate(self, request: Request, place: Place) -> AsyncGenerator[Output, None]:
         """Yield the request's outputs, those of one wake-up joined; closing the generator cancels it everywhere.

@@ -32,6 +32,14 @@ class SloTargets:
         return "met"
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """On what terms a call is served: whose share it takes (the name of its API key), and its targets."""
+
+    key: str = ""
+    slo: SloTargets = SloTargets()
+
+
 class SloClasses:
     def __init__(self, config: SloConfig) -> None:
         self._classes = {

@@ -22,6 +22,7 @@ from baton.router.membership import Membership
 from baton.router.policy import make_policy
 from baton.router.prefix_index import PrefixIndex
 from baton.router.routing import Router
+from baton.router.slo import Terms
 from baton.router.tokenizer import Tokenizer
 from baton.router.worker_stream import Reconnect
 
@@ -50,7 +51,7 @@ class Rig:
         )
 
     def generate(self, request: Request) -> AsyncGenerator[Output, None]:
-        (place,) = self.dispatcher.admit([request])
+        (place,) = self.dispatcher.admit([request], Terms())
         return self.dispatcher.generate(request, place)
 
     async def run(self, request: Request) -> list[Output]:
