@@ -172,7 +172,7 @@ class Gateway:
             max_wait_s=config.max_queue_s,
         )
         router = Router(self.membership, self._index, make_policy(config))
-        dispatcher = Dispatcher(self.membership, router, limits, max_attempts=config.max_attempts)
+        dispatcher = Dispatcher(self.membership, router, limits, self.metrics, max_attempts=config.max_attempts)
         return Service(config, self._model_name, tokenizer, self.membership, dispatcher, self.metrics)
 
 

@@ -116,7 +116,7 @@ class Generation:
         except RouterError as error:
             outcome = "refused" if error.code == Overloaded.code else "failed"
             for _ in filter(lambda choice: choice.finish is None, self._choices):
-                self._metrics.judged(slo.name, outcome, 0)
+                self._metrics.judged(slo.name, self._terms.key, outcome, 0)
             raise
 
     async def _admitted(self) -> AsyncGenerator[list[Delta], None]:
@@ -200,8 +200,8 @@ class Generation:
         self._metrics.finished(choice.finish or "none")
         if first_s is not None and last_s is not None:
             itl_s = (last_s - first_s) / (choice.num_tokens - 1) if choice.num_tokens > 1 else None
-            slo = self._terms.slo
-            self._metrics.judged(slo.name, slo.verdict(first_s - self._started, itl_s), choice.num_tokens)
+            verdict = self._terms.slo.verdict(first_s - self._started, itl_s)
+            self._metrics.judged(self._terms.slo.name, self._terms.key, verdict, choice.num_tokens)
         if choice.served is not None:
             self._metrics.phases(choice.served.times)
 
@@ -210,6 +210,7 @@ class Generation:
             self.ttft_s = now - self._started
         if choice.index % self._num_choices == 0:
             self._metrics.first_output(now - self._started, len(choice.request.tokens), choice.cached_tokens)
+            self._metrics.prompt_of_key(self._terms.key, len(choice.request.tokens))
 
 
 class _Offsets:
