@@ -8,14 +8,16 @@ so that a runner with CUDA graphs can replace the middle one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 
 from baton.actors.engine.batch import Batch, PendingStep, Row, StepOutput
+from baton.actors.engine.host_copy import HostCopy
 from baton.actors.engine.models.model import Model, StepInputs
 from baton.actors.engine.request import TokenLogprobs
+from baton.actors.engine.runner_prompt import PendingParts, PromptReader
 from baton.actors.engine.sampler_state import SlotStates
 from baton.kernels.attention import AttentionBackend, AttentionShape, StepLayout
 from baton.kernels.rope_store import TokenPlaces
@@ -36,17 +38,20 @@ class TorchRunner:
         self._block_size = kv.shape[3]
         self._attention = [make_attention(shape) for shape in model.shapes]
         self._slots = SlotStates(num_slots, model.config.vocab_size, model.config.eos_ids, kv.device)
+        self._prompts = PromptReader(model, self._to_device)
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> PendingStep:
         self._slots.admit(batch.admissions)
+        self._prompts.admit(batch.admissions)
         inputs = self._build_inputs(batch.rows)
         layout = step_layout(batch.rows, self._block_size)
         for backend in self._attention:
             backend.plan(layout)
-        logits = self._model.forward(inputs, self._kv, self._attention)
+        hidden = self._model.hidden(inputs, self._kv, self._attention)
+        logits = self._model.logits(hidden.index_select(0, inputs.logit_rows))
         positions = inputs.places.positions.index_select(0, inputs.logit_rows) + 1
-        return self._sample(batch.rows, positions, logits)
+        return replace(self._sample(batch.rows, positions, logits), prompts=self._prompts.read(batch.rows, hidden))
 
     def _build_inputs(self, rows: Sequence[Row]) -> StepInputs:
         host = host_inputs(rows, self._block_size)
@@ -56,7 +61,7 @@ class TorchRunner:
             tokens = tokens.index_copy(0, unknown_at, self._slots.last_sampled.index_select(0, sampled_slots))
         return StepInputs(tokens, TokenPlaces(positions, slots), self._to_device(host.logit_rows))
 
-    def _sample(self, rows: Sequence[Row], positions: torch.Tensor, logits: torch.Tensor) -> PendingStep:
+    def _sample(self, rows: Sequence[Row], positions: torch.Tensor, logits: torch.Tensor) -> SampledStep:
         """Sample for the rows that want it; `positions` and `logits` have one entry for each of them."""
         sampled_rows = [row for row in rows if row.sample]
         if not sampled_rows:
@@ -133,26 +138,6 @@ def _cache_slots(row: Row, block_size: int) -> list[int]:
     return slots[offset : offset + row.num_tokens]
 
 
-class HostCopy:
-    """Tensors on their way to the host. On CUDA the copies are queued behind the work that fills them."""
-
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._event: torch.cuda.Event | None = None
-        if not tensors[0].is_cuda:
-            self._tensors = list(tensors)
-            return
-        self._tensors = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in tensors]
-        for host, device in zip(self._tensors, tensors, strict=True):
-            host.copy_(device, non_blocking=True)
-        self._event = torch.cuda.Event()
-        self._event.record()
-
-    def wait(self) -> list[torch.Tensor]:
-        if self._event is not None:
-            self._event.synchronize()
-        return self._tensors
-
-
 @dataclass(frozen=True, slots=True)
 class StepLogprobs:
     num_top: dict[int, int]  # for each sampled row that wants logprobs: how many alternatives
@@ -174,6 +159,7 @@ class SampledStep:
     rows: Sequence[Row]
     ids: HostCopy  # of the rows that sample
     logprobs: StepLogprobs | None
+    prompts: PendingParts | None = None
 
     def wait(self) -> StepOutput:
         ids: list[int] = self.ids.wait()[0].tolist()
@@ -185,4 +171,5 @@ class SampledStep:
             token, logprob = next(sampled) if row.sample else (None, None)
             tokens_out.append(() if token is None else (token,))
             logprobs_out.append(logprob)
-        return StepOutput(tuple(tokens_out), tuple(logprobs_out))
+        prompts = {} if self.prompts is None else self.prompts.wait()
+        return StepOutput(tuple(tokens_out), tuple(logprobs_out), prompts)

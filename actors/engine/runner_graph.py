@@ -14,7 +14,8 @@ import torch
 
 from baton.actors.engine.batch import Batch, PendingStep, Row
 from baton.actors.engine.models.model import Model, StepInputs
-from baton.actors.engine.runner import HostCopy, SampledStep, TorchRunner, step_layout
+from baton.actors.engine.host_copy import HostCopy
+from baton.actors.engine.runner import SampledStep, TorchRunner, step_layout
 from baton.kernels.attention import AttentionBackend, AttentionShape, GraphSize
 from baton.kernels.rope_store import TokenPlaces
 from baton.kernels.sampling import SamplingTensors, sample
@@ -75,8 +76,9 @@ class GraphRunner(TorchRunner):
     @torch.inference_mode()
     def launch(self, batch: Batch) -> PendingStep:
         rows = batch.rows
+        self._prompts.admit(batch.admissions)
         size = next((size for size in self._sizes if size >= len(rows)), None)
-        if size is None or any(row.num_tokens != 1 or not row.sample for row in rows):
+        if size is None or self._prompts.is_asked(rows) or any(row.num_tokens != 1 or not row.sample for row in rows):
             return super().launch(batch)
         self._slots.admit(batch.admissions)
         captured = self._captured[size]
@@ -131,7 +133,7 @@ class GraphRunner(TorchRunner):
         tokens = torch.where(tokens == UNKNOWN, last_sampled.index_select(0, slots), tokens)
         rows = torch.arange(tokens.shape[0], device=tokens.device)
         inputs = StepInputs(tokens, TokenPlaces(positions, cache_slots), rows)
-        logits = self._model.forward(inputs, self._kv, attention)
+        logits = self._model.logits(self._model.hidden(inputs, self._kv, attention))
         ids = sample(logits, SamplingTensors()).ids
         last_sampled.index_copy_(0, slots, ids)
         return _StepResult(logits, ids)

@@ -32,9 +32,17 @@ class Model(Protocol):
         """The distinct kinds of attention among the layers: one backend each."""
         ...
 
-    def forward(self, inputs: StepInputs, kv: torch.Tensor, attention: Sequence[AttentionBackend]) -> torch.Tensor:
-        """Logits [num_logits, vocab]. `attention` runs parallel to `shapes`, and is planned for this step.
+    def hidden(self, inputs: StepInputs, kv: torch.Tensor, attention: Sequence[AttentionBackend]) -> torch.Tensor:
+        """The last layer's output, [num_tokens, hidden]. `attention` runs parallel to `shapes`, planned for this step.
 
         kv: [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim].
         """
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits after the given rows of `hidden`, [num_rows, vocab]."""
+        ...
+
+    def normed(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The given rows of `hidden` as the language-model head reads them."""
         ...

@@ -80,7 +80,7 @@ def all_logits(model: Model, rows: Sequence[Row], kv: torch.Tensor) -> torch.Ten
     for backend in attention:
         backend.plan(step_layout(rows, BLOCK_SIZE))
     places = TokenPlaces(torch.tensor(positions), torch.tensor(slots))
-    return model.forward(StepInputs(tokens, places, torch.arange(len(tokens))), kv, attention)
+    return model.logits(model.hidden(StepInputs(tokens, places, torch.arange(len(tokens))), kv, attention))
 
 
 @torch.inference_mode()
