@@ -11,8 +11,8 @@ from typing import Protocol
 
 import msgspec
 
-from baton.actors.engine.request import Request, TokenLogprobs
 from baton.actors.engine.prompt_record import PromptPart
+from baton.actors.engine.request import Request, TokenLogprobs
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):  # a tenth of a dataclass's cost, and there are hundreds a step

@@ -13,8 +13,8 @@ from typing import NamedTuple, Protocol
 import torch
 
 from baton.actors.engine.batch import Batch, PendingStep, Row
-from baton.actors.engine.models.model import Model, StepInputs
 from baton.actors.engine.host_copy import HostCopy
+from baton.actors.engine.models.model import Model, StepInputs
 from baton.actors.engine.runner import SampledStep, TorchRunner, step_layout
 from baton.kernels.attention import AttentionBackend, AttentionShape, GraphSize
 from baton.kernels.rope_store import TokenPlaces
