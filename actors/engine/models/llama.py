@@ -89,7 +89,7 @@ class Llama:
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         return F.embedding(tokens, self.embeddings)
 
-    def hidden(self, inputs: StepInputs, kv: torch.Tensor, attention: Sequence[AttentionBackend]) -> torch.Tensor:
+    def forward(self, inputs: StepInputs, kv: torch.Tensor, attention: Sequence[AttentionBackend]) -> torch.Tensor:
         h = self.embed(inputs.tokens)  # [num_tokens, hidden]
         for i, layer in enumerate(self.layers):
             cache = LayerCache(kv[:, i], inputs.places, attention[self._backends[i]])
