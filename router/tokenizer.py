@@ -20,7 +20,10 @@ import jinja2
 import tokenizers
 
 from baton.router.errors import InvalidRequest
+from baton.router.heavy_lane import HeavyLane
 from baton.router.tokenizer_files import UnsupportedTokenizer, load_tokenizer
+
+HEAVY_CHARS = 256 * 1024  # texts longer than this are encoded in another process
 
 ChatMessage = Mapping[str, str]  # role, content and perhaps name
 
@@ -28,9 +31,11 @@ ChatMessage = Mapping[str, str]  # role, content and perhaps name
 class Tokenizer:
     """`hf` is a fast transformers tokenizer; it renders templates, its `tokenizers` backend encodes."""
 
-    def __init__(self, hf: Any, *, num_threads: int = 2) -> None:
+    def __init__(self, hf: Any, *, num_threads: int = 2, lane: HeavyLane | None = None) -> None:
+        """Without a `lane`, texts of any length are encoded on the threads."""
         self._hf = hf
         self._backend = cast(tokenizers.Tokenizer, hf.backend_tokenizer)
+        self.lane = lane
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenizer")
         self.vocab_size: int = self._backend.get_vocab_size(with_added_tokens=True)
         self.bos_token: str = hf.bos_token or ""
@@ -43,14 +48,18 @@ class Tokenizer:
     @classmethod
     def load(cls, path: str | Path, *, num_threads: int = 2) -> Tokenizer:
         """Load from a `.gguf` file or a directory. Slow (seconds): call it off the event loop."""
-        return cls(load_tokenizer(Path(path)), num_threads=num_threads)
+        return cls(load_tokenizer(Path(path)), num_threads=num_threads, lane=HeavyLane(Path(path)))
 
     async def encode_chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
         """Render the template up to the assistant's turn and encode it. Raises InvalidRequest when it refuses."""
+        if self.lane is not None and sum(len(text) for message in messages for text in message.values()) > HEAVY_CHARS:
+            return await self.lane.encode_chat(messages)
         return await asyncio.get_running_loop().run_in_executor(self._threads, self.encode_chat_now, messages)
 
     async def encode_prompt(self, text: str) -> tuple[int, ...]:
         """Encode a raw prompt, in which control tokens do count; adds BOS as the model wants, once."""
+        if self.lane is not None and len(text) > HEAVY_CHARS:
+            return await self.lane.encode_prompt(text)
         return await asyncio.get_running_loop().run_in_executor(self._threads, self.encode_prompt_now, text)
 
     def encode_chat_now(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
@@ -73,6 +82,8 @@ class Tokenizer:
         return b"".join(self.token_bytes[t] for t in tokens if t not in self.special_ids).decode(errors="replace")
 
     def close(self) -> None:
+        if self.lane is not None:
+            self.lane.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
