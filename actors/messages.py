@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from baton.actors.engine.request import FinishReason, Request, TokenLogprobs
+from baton.actors.step_cost import StepCost
 
 Role = Literal["prefill", "decode", "both"]
 
@@ -112,6 +113,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     blocks_free: int = 0
     blocks_cached: int = 0
     blocks_held: int = 0
+    cost: StepCost | None = None  # what its steps cost, once it has fitted some
 
 
 class KVEvents(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,7 +28,7 @@ from baton.router.errors import RouterError
 from baton.router.http_io import error_response, json_response, reply_headers
 from baton.router.membership import Membership
 from baton.router.metrics import Metrics
-from baton.router.policy import make_policy
+from baton.router.policies import make_policy
 from baton.router.prefix_index import PrefixIndex
 from baton.router.routing import Router
 from baton.router.service import Service

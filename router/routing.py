@@ -11,41 +11,10 @@ from typing import Generic, Protocol, TypeVar
 
 from baton.actors.engine.block_hash import BlockHash, block_hashes, root_hash
 from baton.actors.engine.request import Request
-from baton.actors.messages import Load, WorkerInfo
 from baton.router.errors import WorkerLost
-from baton.router.policy import Candidate, Policy
+from baton.router.fleet import Pool, RoutedWorker
+from baton.router.policy import Ask, Policy
 from baton.router.prefix_index import PrefixIndex
-
-
-class RoutedWorker:
-    """What the router knows of one life of a worker: what it says of itself, and what this gateway has sent it."""
-
-    def __init__(self, info: WorkerInfo) -> None:
-        self.info = info
-        self.load = Load()
-        self.num_own_requests = 0  # this gateway's, charged before they are sent
-        self.num_own_tokens = 0
-        self.num_dispatched = 0
-        self._num_foreign_requests = 0  # other gateways', as of the last report
-        self._num_foreign_tokens = 0
-
-    @property
-    def incarnation(self) -> str:
-        return self.info.peer.incarnation
-
-    @property
-    def num_requests(self) -> int:
-        return self.num_own_requests + self._num_foreign_requests
-
-    @property
-    def num_tokens(self) -> int:
-        return self.num_own_tokens + self._num_foreign_tokens
-
-    def take_load(self, load: Load) -> None:
-        self.load = load
-        self._num_foreign_requests = max(load.num_running + load.num_waiting - self.num_own_requests, 0)
-        self._num_foreign_tokens = max(load.waiting_tokens - self.num_own_tokens, 0)
-
 
 W = TypeVar("W", bound=RoutedWorker)
 W_co = TypeVar("W_co", bound=RoutedWorker, covariant=True)
@@ -66,12 +35,15 @@ class Leg(Generic[W_co]):
     worker: W_co
     hashes: Sequence[BlockHash]
     uncached: int
+    prefill_ms: float = 0.0  # predicted for them
+    kv_tokens: int = 0  # that it keeps while the request decodes there
 
 
 @dataclass(frozen=True, slots=True)
 class Route(Generic[W_co]):
     decode: Leg[W_co]
     prefill: Leg[W_co] | None
+    ttft_ms: float | None = None  # predicted
 
     @property
     def legs(self) -> Sequence[Leg[W_co]]:
@@ -87,7 +59,7 @@ class Charge:
 
     def on_first_token(self) -> None:
         """The prompt is computed: what is left is to decode."""
-        self._decode.release_tokens()
+        self._decode.release_prefill()
         if self._prefill is not None:
             self._prefill.release()
 
@@ -96,11 +68,43 @@ class Charge:
         self._decode.release()
 
 
+class _Weight:
+    """One request's weight on one worker."""
+
+    def __init__(self, leg: Leg[RoutedWorker]) -> None:
+        self._worker: RoutedWorker | None = leg.worker
+        self._leg: Leg[RoutedWorker] | None = leg
+        worker = leg.worker
+        worker.num_own_requests += 1
+        worker.num_own_tokens += leg.uncached
+        worker.num_own_prefills += leg.uncached > 0
+        worker.own_prefill_ms += leg.prefill_ms
+        worker.own_kv_tokens += leg.kv_tokens
+        worker.num_dispatched += 1
+        self._kv_tokens = leg.kv_tokens
+
+    def release_prefill(self) -> None:
+        leg, self._leg = self._leg, None
+        if leg is not None:
+            worker = leg.worker
+            worker.num_own_tokens -= leg.uncached
+            worker.num_own_prefills -= leg.uncached > 0
+            worker.own_prefill_ms -= leg.prefill_ms
+
+    def release(self) -> None:
+        self.release_prefill()
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.num_own_requests -= 1
+            worker.own_kv_tokens -= self._kv_tokens
+
+
 class Router(Generic[W]):
     def __init__(self, workers: Workers[W], index: PrefixIndex, policy: Policy) -> None:
         self._workers = workers
         self._index = index
         self._policy = policy
+        self._num_decisions = 0
         self._last_hashes = _Hashes((), "", {})
 
     def route(self, request: Request, without: Collection[str] = ()) -> Route[W]:
@@ -108,14 +112,25 @@ class Router(Generic[W]):
 
         `without`: incarnations that must not decode it.
         """
-        fresh = [worker for worker in self._workers.decoders() if worker.incarnation not in without]
-        if not fresh:
+        decoders = [worker for worker in self._workers.decoders() if worker.incarnation not in without]
+        if not decoders:
             raise WorkerLost("the worker was lost and no other can go on: try again", retry_after_s=1)
-        decode = self._choose(fresh, request)
         prefillers = self._workers.prefillers()
-        if not prefillers:
-            return Route(decode, None)
-        return Route(Leg(decode.worker, decode.hashes, 0), self._choose(prefillers, request))
+        self._num_decisions += 1
+        ask = Ask(len(request.tokens), number=self._num_decisions)
+        choice = self._policy(
+            ask, self._pool(request, decoders), self._pool(request, prefillers) if prefillers else None
+        )
+        decode = decoders[choice.decode]
+        prefill = None if choice.prefill is None else prefillers[choice.prefill]
+        kv_tokens = len(request.tokens) + int(ask.output_len / 2)
+        if prefill is None:
+            return Route(self._leg(request, decode, computes=True, kv_tokens=kv_tokens), None, choice.ttft_ms)
+        return Route(
+            self._leg(request, decode, computes=False, kv_tokens=kv_tokens),
+            self._leg(request, prefill, computes=True, kv_tokens=0),
+            choice.ttft_ms,
+        )
 
     def charge(self, route: Route[RoutedWorker]) -> Charge:
         """Count the request as there, and its prefix as held there for a while: it is about to be sent."""
@@ -123,22 +138,21 @@ class Router(Generic[W]):
             self._index.predict(leg.worker.incarnation, leg.hashes)
         return Charge(route)
 
-    def _choose(self, workers: Sequence[W], request: Request) -> Leg[W]:
-        hashes = {worker.info.block_size: self._hashes(request, worker.info.block_size) for worker in workers}
-        candidates = [
-            Candidate(
-                index=i,
-                matched=self._index.match(hashes[worker.info.block_size], worker.incarnation),
-                num_requests=worker.num_requests,
-                num_tokens=worker.num_tokens,
-                num_dispatched=worker.num_dispatched,
-            )
-            for i, worker in enumerate(workers)
-        ]
-        chosen = self._policy(candidates, max(map(len, hashes.values())))
-        worker = workers[chosen.index]
-        uncached = len(request.tokens) - chosen.matched * worker.info.block_size
-        return Leg(worker, hashes[worker.info.block_size], uncached)
+    def _pool(self, request: Request, workers: Sequence[W]) -> Pool:
+        return Pool(workers, lambda worker: self._match(request, worker))
+
+    def _match(self, request: Request, worker: RoutedWorker) -> int:
+        """Count the leading tokens that the worker holds."""
+        block_size = worker.info.block_size
+        return block_size * self._index.match(self._hashes(request, block_size), worker.incarnation)
+
+    def _leg(self, request: Request, worker: W, *, computes: bool, kv_tokens: int) -> Leg[W]:
+        hashes = self._hashes(request, worker.info.block_size)
+        if not computes:
+            return Leg(worker, hashes, 0, kv_tokens=kv_tokens)
+        cached = min(self._match(request, worker), len(request.tokens) - 1)
+        uncached = len(request.tokens) - cached
+        return Leg(worker, hashes, uncached, worker.cost.prefill_ms(uncached, cached), kv_tokens)
 
     def _hashes(self, request: Request, block_size: int) -> Sequence[BlockHash]:
         """Hash the prompt's blocks, once for all choices of one prompt (they share the tuple)."""
@@ -148,27 +162,6 @@ class Router(Generic[W]):
         if block_size not in last.by_size:
             last.by_size[block_size] = block_hashes(request.tokens, block_size, root_hash(request.cache_salt))
         return last.by_size[block_size]
-
-
-class _Weight:
-    """One request's weight on one worker."""
-
-    def __init__(self, leg: Leg[RoutedWorker]) -> None:
-        self._worker = leg.worker
-        self._num_requests = 1
-        self._num_tokens = leg.uncached
-        self._worker.num_own_requests += 1
-        self._worker.num_own_tokens += leg.uncached
-        self._worker.num_dispatched += 1
-
-    def release_tokens(self) -> None:
-        self._worker.num_own_tokens -= self._num_tokens
-        self._num_tokens = 0
-
-    def release(self) -> None:
-        self.release_tokens()
-        self._worker.num_own_requests -= self._num_requests
-        self._num_requests = 0
 
 
 @dataclass(frozen=True, slots=True)

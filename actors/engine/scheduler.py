@@ -43,6 +43,11 @@ class Scheduler:
         return len(self._prefilling) + len(self._decoding)
 
     @property
+    def decoding(self) -> list[Sequence]:
+        """The sequences that decode, as long as no prompt runs or waits; else none."""
+        return [] if self._prefilling or self._waiting else self._decoding
+
+    @property
     def num_waiting(self) -> int:
         return len(self._waiting)
 

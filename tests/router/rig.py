@@ -19,7 +19,7 @@ from baton.router.config import RouterConfig
 from baton.router.dispatch import Dispatcher
 from baton.router.gateway import Gateway
 from baton.router.membership import Membership
-from baton.router.policy import make_policy
+from baton.router.policies import make_policy
 from baton.router.prefix_index import PrefixIndex
 from baton.router.routing import Router
 from baton.router.tokenizer import Tokenizer
