@@ -8,11 +8,14 @@ Pure floats: workers fit and publish it, routers predict with it, the simulator 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import exp
 from typing import NamedTuple
 
 import msgspec
 
 from baton.actors.engine.batch import Row
+
+SHARE_S = 5.0
 
 
 class StepShape(NamedTuple):
@@ -49,15 +52,29 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
     def step_ms(self, shape: StepShape) -> float:
         return (
             self.constant_ms
-            + self.prefill_token_ms * shape.prefill_tokens
-            + self.prefill_context_ms * shape.prefill_context
+            + self.prefill_part_ms(shape)
             + self.decode_ms * shape.num_decodes
             + self.decode_token_ms * shape.decode_tokens
         )
 
-    def prefill_ms(self, num_tokens: float, cached: float) -> float:
-        """Predict the time that computing `num_tokens` after `cached` ones adds to the steps that do it."""
-        return (self.prefill_token_ms + self.prefill_context_ms * (cached + 0.5 * num_tokens)) * num_tokens
+    def prefill_part_ms(self, shape: StepShape) -> float:
+        return self.prefill_token_ms * shape.prefill_tokens + self.prefill_context_ms * shape.prefill_context
+
+
+class PrefillShare:
+    """The share of a worker's time that lately went into prefill; what is `SHARE_S` ago counts e times less."""
+
+    def __init__(self) -> None:
+        self._share = 0.0
+        self._as_of = 0.0
+
+    def add(self, prefill_ms: float, now: float) -> None:
+        """Count a step that ends now."""
+        self._share = self.at(now) + prefill_ms / 1e3 / SHARE_S
+        self._as_of = now
+
+    def at(self, now: float) -> float:
+        return self._share * exp((self._as_of - now) / SHARE_S)
 
 
 class StepCostFit:

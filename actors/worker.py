@@ -186,6 +186,8 @@ class Worker:
             block_size=built.layout.block_size,
             num_blocks=built.num_blocks,
             max_context=built.max_context,
+            max_sequences=self._config.engine.max_num_seqs,
+            step_tokens=self._config.engine.max_step_tokens,
             mover=self._hello.memory.mover,
             metrics_address=self._metrics_address,
             pid=os.getpid(),
@@ -328,6 +330,7 @@ class Worker:
         load = Load(
             num_running=report.num_running,
             num_waiting=report.num_waiting,
+            num_importing=len(self._decode),
             waiting_tokens=report.waiting_tokens,
             blocks_free=report.counts.free,
             blocks_cached=report.counts.cached,

@@ -15,77 +15,112 @@ import msgspec
 
 from baton.actors.engine.request import Request, TokenLogprobs
 from baton.actors.messages import Output, Submit
-from baton.router.admission import Admission, Place
+from baton.router.admission import Admission, AdmissionLimits, Place
 from baton.router.errors import DeadlineExceeded, NoWorkers, WorkerFailed, WorkerLost
 from baton.router.membership import Membership
-from baton.router.routing import Route, Router
+from baton.router.routing import Charge, Route, Router
+from baton.router.slo import Terms
 from baton.router.worker_stream import Mailbox, StreamLost, WorkerStream
 
 logger = logging.getLogger(__name__)
 
 
 class GaveUp(StreamLost):
-    """The worker is there, but has dropped this request."""
+    """The worker is there, but has dropped this request: it drains."""
 
 
 class Dispatcher:
     def __init__(
-        self, membership: Membership, router: Router[WorkerStream], admission: Admission, *, max_attempts: int = 3
+        self,
+        membership: Membership,
+        router: Router[WorkerStream],
+        limits: AdmissionLimits,
+        *,
+        max_attempts: int = 3,
     ) -> None:
         self._membership = membership
         self._router = router
-        self._admission = admission
         self._max_attempts = max_attempts
+        self.admission = Admission(limits, self._has_room)
+        membership.on_news = self._on_news
 
-    def admit(self, requests: Sequence[Request]) -> list[Place]:
+    def admit(self, requests: Sequence[Request], terms: Terms) -> list[Place]:
         """Take a place in the queue for each request of one call. Raises NoWorkers or Overloaded.
 
         Each place goes to `generate`, which leaves it; the caller must leave those that it never passes on.
         """
         reason = self._membership.why_unusable()
         if reason is not None:
-            raise NoWorkers(f"{reason}: try again shortly", retry_after_s=1)
-        return self._admission.enter([len(request.tokens) for request in requests])
+            raise _no_workers(reason)
+        lens = [len(request.tokens) for request in requests]
+        deadlines = [seconds for seconds in (requests[0].deadline_s, terms.slo.ttft_s) if seconds is not None]
+        deadline_s = min(deadlines, default=None)
+        return self.admission.enter(lens, key=terms.key, priority=requests[0].priority, deadline_s=deadline_s)
 
     async def generate(self, request: Request, place: Place) -> AsyncGenerator[Output, None]:
         """Yield the request's outputs, those of one wake-up joined; closing the generator cancels it everywhere.
 
-        Raises a RouterError instead of a last output: WorkerLost, WorkerFailed or DeadlineExceeded.
+        Raises a RouterError instead of a last output: Overloaded or NoWorkers while it waits for its turn, WorkerLost,
+        WorkerFailed or DeadlineExceeded then.
         """
         loop = asyncio.get_running_loop()
         started = loop.time()
         progress = _Progress(request)
         gave_up: set[str] = set()  # lives that cancelled this request by themselves
+        num_lost = 0
         try:
-            for attempt in range(self._max_attempts):
-                current = progress.next_request(attempt, loop.time() - started)
+            await place.wait()
+            while num_lost < self._max_attempts:
+                current = progress.next_request(num_lost + len(gave_up), loop.time() - started)
                 route = self._router.route(current, gave_up)
+                charge = self._router.charge(route)
+                place.charged()
                 try:
-                    async with aclosing(self._attempt(current, route)) as outputs:
+                    async with aclosing(self._attempt(current, route, charge)) as outputs:
                         async for output in outputs:
-                            if not progress.has_output:
-                                place.leave()
-                                self._admission.note_wait(loop.time() - started)
+                            place.leave(has_output=True)
                             yield progress.take(output)
                     return
+                except GaveUp as gone:
+                    logger.info("request %s moves on after %d tokens: %s", request.id, progress.num_tokens, gone)
+                    gave_up.add(route.decode.worker.incarnation)
                 except StreamLost as lost:
                     logger.warning("request %s goes on after %d tokens: %s", request.id, progress.num_tokens, lost)
-                    if progress.is_complete:
-                        yield Output(request_id=request.id, finish="length")
-                        return
-                    if isinstance(lost, GaveUp):
-                        gave_up.add(route.decode.worker.incarnation)
+                    num_lost += 1
+                finally:
+                    charge.release()
+                if progress.is_complete:
+                    yield Output(request_id=request.id, finish="length")
+                    return
             raise WorkerLost(
-                f"{self._max_attempts} workers in turn were lost while serving this request: try again", retry_after_s=1
+                f"{num_lost} workers in turn were lost while serving this request: try again", retry_after_s=1
             )
         finally:
             place.leave()
+            self.admission.charge_output(place.key, progress.num_tokens)
 
-    async def _attempt(self, request: Request, route: Route[WorkerStream]) -> AsyncGenerator[Output, None]:
+    def _has_room(self) -> bool:
+        prefillers = self._membership.prefillers()
+        return any(worker.has_room for worker in self._membership.decoders()) and (
+            not prefillers or any(worker.has_room for worker in prefillers)
+        )
+
+    def _on_news(self, stream: WorkerStream) -> None:
+        """A worker has reported, come or gone: perhaps somebody who waits can go, or nobody can any more."""
+        if not self.admission.num_queued:
+            return
+        reason = self._membership.why_unusable()
+        if reason is not None:
+            self.admission.refuse_all(_no_workers(reason))
+        elif stream.has_room:
+            self.admission.pump()
+
+    async def _attempt(
+        self, request: Request, route: Route[WorkerStream], charge: Charge
+    ) -> AsyncGenerator[Output, None]:
         """Run the request on one decode worker. Raises StreamLost when another should go on."""
         loop = asyncio.get_running_loop()
         stream, prefill = route.decode.worker, route.prefill
-        charge = self._router.charge(route)
         deadline = None
         try:
             mailbox = stream.submit(Submit(request, prefill.worker.info.peer if prefill else None))
@@ -106,7 +141,6 @@ class Dispatcher:
             if deadline is not None:
                 deadline.cancel()
             stream.end(request.id)
-            charge.release()
 
 
 class _Progress:
@@ -139,9 +173,9 @@ class _Progress:
     def next_request(self, attempt: int, elapsed_s: float) -> Request:
         """Return the request for one attempt: its own id, so that late outputs of an earlier one cannot be mixed up."""
         request = self._request
-        if attempt == 0:
-            return request
         deadline_s = None if request.deadline_s is None else max(request.deadline_s - elapsed_s, 0.0)
+        if attempt == 0:
+            return msgspec.structs.replace(request, deadline_s=deadline_s)
         return msgspec.structs.replace(
             request,
             id=f"{request.id}.{attempt}",
@@ -149,6 +183,10 @@ class _Progress:
             num_output=request.num_output + len(self._tokens),
             deadline_s=deadline_s,
         )
+
+
+def _no_workers(reason: str) -> NoWorkers:
+    return NoWorkers(f"{reason}: try again shortly", retry_after_s=1)
 
 
 async def _next_output(mailbox: Mailbox) -> Output:

@@ -21,7 +21,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
 from baton.actors.messages import WorkerInfo
-from baton.router.admission import Admission
+from baton.router.admission import AdmissionLimits
 from baton.router.config import RouterConfig
 from baton.router.dispatch import Dispatcher
 from baton.router.errors import RouterError
@@ -166,9 +166,13 @@ class Gateway:
 
     def _make_service(self, tokenizer: Tokenizer) -> Service:
         config = self._config
-        admission = Admission(max_requests=config.max_queued_requests, max_tokens=config.max_queued_tokens)
+        limits = AdmissionLimits(
+            max_requests=config.max_queued_requests,
+            max_tokens=config.max_queued_tokens,
+            max_wait_s=config.max_queue_s,
+        )
         router = Router(self.membership, self._index, make_policy(config))
-        dispatcher = Dispatcher(self.membership, router, admission, max_attempts=config.max_attempts)
+        dispatcher = Dispatcher(self.membership, router, limits, max_attempts=config.max_attempts)
         return Service(config, self._model_name, tokenizer, self.membership, dispatcher, self.metrics)
 
 

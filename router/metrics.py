@@ -78,6 +78,16 @@ class Metrics:
             registry=registry,
         )
 
+        self._judged = Counter(
+            "baton_gateway_slo_sequences",
+            "Sequences by whether they met the targets of their class, or which they missed",
+            ("slo", "outcome"),
+            registry=registry,
+        )
+        self._goodput = Counter(
+            "baton_gateway_goodput_tokens", "Tokens of sequences that met their targets", ("slo",), registry=registry
+        )
+
     def render(self) -> bytes:
         return generate_latest(self.registry)
 
@@ -111,6 +121,13 @@ class Metrics:
     @_never_fails
     def finished(self, finish: str) -> None:
         self._choices.labels(finish).inc()
+
+    @_never_fails
+    def judged(self, slo: str, outcome: str, num_tokens: int) -> None:
+        """`outcome`: met, ttft or itl (the target that was missed), refused, failed."""
+        self._judged.labels(slo, outcome).inc()
+        if outcome == "met":
+            self._goodput.labels(slo).inc(num_tokens)
 
     @_never_fails
     def phases(self, times: PhaseTimes) -> None:

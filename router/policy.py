@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -24,8 +25,8 @@ class Ask:
     number: int = 0  # decisions of this router so far: what chance is drawn from
     session: str = ""  # requests of one session like to meet again
     output_len: float = 256.0  # expected
-    ttft_ms: float = 5000.0  # targets
-    itl_ms: float = 100.0
+    ttft_ms: float = inf  # targets
+    itl_ms: float = inf
 
 
 class Choice(NamedTuple):
@@ -36,15 +37,15 @@ class Choice(NamedTuple):
     ttft_ms: float | None = None  # predicted, by policies that predict
 
 
-Policy = Callable[[Ask, Pool, Pool | None], Choice]  # decoders; prefillers, if there are any
+Policy = Callable[[Ask, Pool, Pool], Choice]  # decoders; prefillers, if there are any
 Pick = Callable[[Ask, Pool], int]
 
 
 def pairwise(pick: Pick) -> Policy:
     """Pick in each pool by itself; prompts are always prefilled apart where there are prefill workers."""
 
-    def choose(ask: Ask, decoders: Pool, prefillers: Pool | None) -> Choice:
-        return Choice(pick(ask, decoders), None if prefillers is None else pick(ask, prefillers))
+    def choose(ask: Ask, decoders: Pool, prefillers: Pool) -> Choice:
+        return Choice(pick(ask, decoders), pick(ask, prefillers) if len(prefillers) else None)
 
     return choose
 
@@ -100,13 +101,13 @@ def random(ask: Ask, pool: Pool) -> int:
     return _draw(ask.number) % len(pool)
 
 
-def dynamo(ask: Ask, decoders: Pool, prefillers: Pool | None) -> Choice:
+def dynamo(ask: Ask, decoders: Pool, prefillers: Pool) -> Choice:
     """Choose by NVIDIA Dynamo's published cost, for comparison: blocks to prefill plus blocks that decode.
 
     Source: ai-dynamo/dynamo docs/components/router/{router-concepts, router-disaggregated-serving}.md, defaults; in
     tokens instead of blocks. With prefill workers, these go by prefill alone, and decode workers by load alone.
     """
-    if prefillers is None:
+    if not len(prefillers):
         to_prefill = np.maximum(decoders.num_tokens + ask.prompt_len - decoders.cached, 0)
         return Choice(first_of(to_prefill + decoders.kv_tokens + ask.prompt_len, decoders.num_dispatched), None)
     to_prefill = np.maximum(prefillers.num_tokens + ask.prompt_len - prefillers.cached, 0)
@@ -121,7 +122,7 @@ def with_affinity(policy: Policy, *, imbalance_requests: int, imbalance_ratio: f
     `policy` chooses the rest, and for requests of no session everything.
     """
 
-    def choose(ask: Ask, decoders: Pool, prefillers: Pool | None) -> Choice:
+    def choose(ask: Ask, decoders: Pool, prefillers: Pool) -> Choice:
         if not ask.session:
             return policy(ask, decoders, prefillers)
         ids = [worker.info.peer.worker_id for worker in decoders.workers]

@@ -37,6 +37,7 @@ from baton.router.metrics import Metrics
 from baton.router.openai_models import ChatRequest, CompletionRequest, parse_body
 from baton.router.plan import Plan, plan_chat, plan_completion
 from baton.router.sampling import ModelLimits
+from baton.router.slo import SloClasses, Terms
 from baton.router.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -73,6 +74,7 @@ class Service:
         self.is_draining = False
         self._tokenizer = tokenizer
         self._dispatcher = dispatcher
+        self._slo = SloClasses(config.slo)
         self._num_running = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -88,8 +90,9 @@ class Service:
         call = Call(endpoint, reply_headers(request), request.headers.get(TRACE) == "1")
         self._begin()
         try:
+            terms = Terms(slo=self._slo.choose(request.headers))
             plan = await self._plan(endpoint, await read_body(request, self.config.max_body_bytes))
-            generation, writer = self._generation(plan, call), self._writer(plan, endpoint)
+            generation, writer = self._generation(plan, call, terms), self._writer(plan, endpoint)
             if plan.body.stream:
                 events = self._events(plan, call, generation, writer)
                 return EventStream(events, call.headers, partial(self._end_stream, call, generation))
@@ -119,10 +122,10 @@ class Service:
             return await plan_chat(body, self._tokenizer, limits, self.config.request_timeout_s)
         return await plan_completion(body, self._tokenizer, limits, self.config.request_timeout_s)
 
-    def _generation(self, plan: Plan, call: Call) -> Generation:
+    def _generation(self, plan: Plan, call: Call, terms: Terms) -> Generation:
         stops = plan.body.stop or []
         choices = [Choice(i, request, stops, self._tokenizer) for i, request in enumerate(plan.requests)]
-        return Generation(choices, plan.num_choices, self._dispatcher, self.metrics, call.started)
+        return Generation(choices, plan.num_choices, self._dispatcher, self.metrics, terms=terms, started=call.started)
 
     def _writer(self, plan: Plan, endpoint: Endpoint) -> ReplyWriter:
         is_chat = endpoint == "chat"

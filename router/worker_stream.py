@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import grpc.aio
@@ -35,8 +35,17 @@ class Reconnect:
 
 
 class WorkerStream(RoutedWorker):
-    def __init__(self, info: WorkerInfo, index: PrefixIndex, reconnect: Reconnect) -> None:
+    """`on_news` is called after every frame and when the stream is lost."""
+
+    def __init__(
+        self,
+        info: WorkerInfo,
+        index: PrefixIndex,
+        reconnect: Reconnect,
+        on_news: Callable[[WorkerStream], None] = lambda stream: None,
+    ) -> None:
         super().__init__(info)
+        self._on_news = on_news
         self.is_retired = False  # takes no new requests
         self._index = index
         self._reconnect = reconnect
@@ -138,6 +147,7 @@ class WorkerStream(RoutedWorker):
             self._changed.set()
         if not self._index.apply(self.incarnation, frame.events):
             self._send(Resync())
+        self._on_news(self)
 
     def _resync(self, reason: str) -> None:
         """Frames are missing: outputs of the open requests may be among them, and so may events."""
@@ -158,6 +168,7 @@ class WorkerStream(RoutedWorker):
         self.take_load(Load())
         self._index.drop(self.incarnation)
         self._fail_open(reason)
+        self._on_news(self)
 
     def _fail_open(self, reason: str) -> None:
         lost, self._open = self._open, {}

@@ -220,8 +220,13 @@ class Engine:
 
     @property
     def waiting_tokens(self) -> int:
-        """Prompt tokens not yet computed; those of requests that have not started count in full."""
+        """Prompt tokens not yet computed, without those that the cache held when their request came."""
         return self._scheduler.waiting_tokens
+
+    @property
+    def waiting_context(self) -> float:
+        """Sum over these tokens of the positions that each attends to: what attention adds to their cost."""
+        return self._scheduler.waiting_context
 
     def counts(self) -> BlockCounts:
         return self._space.pool.counts()

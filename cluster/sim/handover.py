@@ -53,6 +53,7 @@ class Handover:
             engine.abandon_import(self._request.id, quarantine=False)
             engine.submit(self._request)
             return
+        self._decode.num_importing += 1
         self._num_sent, self._num_blocks = opened.skip_blocks, opened.num_blocks
         self._loop.after(self._profile.hop_s, self._ask)
 
@@ -97,5 +98,6 @@ class Handover:
 
     def _land(self) -> None:
         id = self._request.id
+        self._decode.num_importing -= 1
         self._decode.post(lambda engine: engine.adopt_import(id, (OUTPUT_TOKEN,)))
         self._prefill.post(lambda engine: engine.release(id))

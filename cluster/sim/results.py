@@ -9,14 +9,7 @@ import msgspec
 import numpy as np
 
 from baton.cluster.sim.trace import Arrival
-
-
-@dataclass(frozen=True, slots=True)
-class Targets:
-    """What a good answer keeps: time to first token, and mean time from one token to the next."""
-
-    ttft_s: float = 5.0
-    itl_s: float = 0.05
+from baton.router.slo import SloTargets
 
 
 @dataclass(slots=True)
@@ -30,6 +23,7 @@ class Outcome:
     last_at: float = 0.0
     max_gap_s: float = 0.0
     is_complete: bool = False
+    predicted_ttft_s: float | None = None
 
     def take(self, now: float, num_tokens: int) -> None:
         """Tokens reach the client; of several, the last one now and the others evenly before."""
@@ -48,8 +42,8 @@ class Outcome:
     def itl_s(self) -> float:
         return (self.last_at - self.first_at) / max(self.num_tokens - 1, 1)
 
-    def is_good(self, targets: Targets) -> bool:
-        return self.is_complete and self.ttft_s <= targets.ttft_s and self.itl_s <= targets.itl_s
+    def is_good(self, targets: SloTargets) -> bool:
+        return self.is_complete and targets.verdict(self.ttft_s, self.itl_s) == "met"
 
 
 class Quantiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,11 +73,12 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     itl_s: Quantiles  # of each request's mean
     max_gap_s: Quantiles  # of each request's longest pause
     load_spread: float  # most loaded worker's work over the mean, the largest of any role
+    ttft_error: Quantiles  # |predicted - actual| / actual, where the policy predicts
     span_s: float  # to the last token
 
 
 def summarise(
-    policy: str, outcomes: Sequence[Outcome], work_ms: Iterable[Sequence[float]], targets: Targets, ideal: float
+    policy: str, outcomes: Sequence[Outcome], work_ms: Iterable[Sequence[float]], targets: SloTargets, ideal: float
 ) -> Summary:
     """`work_ms` holds for each role what each of its workers has done."""
     done = [outcome for outcome in outcomes if outcome.is_complete]
@@ -103,5 +98,10 @@ def summarise(
         itl_s=Quantiles.of(outcome.itl_s for outcome in done if outcome.num_tokens > 1),
         max_gap_s=Quantiles.of(outcome.max_gap_s for outcome in done if outcome.num_tokens > 1),
         load_spread=round(max(max(work) * len(work) / max(sum(work), 1e-9) for work in work_ms if work), 3),
+        ttft_error=Quantiles.of(
+            abs(outcome.predicted_ttft_s - outcome.ttft_s) / outcome.ttft_s
+            for outcome in done
+            if outcome.predicted_ttft_s is not None
+        ),
         span_s=round(max((outcome.last_at for outcome in done), default=0.0), 1),
     )

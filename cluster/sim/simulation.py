@@ -18,13 +18,14 @@ from baton.cluster.sim.handover import Handover
 from baton.cluster.sim.results import Outcome
 from baton.cluster.sim.trace import Arrival
 from baton.cluster.sim.worker import Profile, Report, SimWorker
-from baton.router.admission import Admission, Place
+from baton.router.admission import Admission, AdmissionLimits, Place
 from baton.router.config import RouterConfig
 from baton.router.errors import Overloaded
 from baton.router.fleet import RoutedWorker
 from baton.router.policies import make_policy
 from baton.router.prefix_index import PrefixIndex
 from baton.router.routing import Charge, Router
+from baton.router.slo import SloTargets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,7 @@ class Setup:
     workers: dict[Role, int]
     router: RouterConfig
     profile: Profile
+    targets: SloTargets
     block_size: int = 64
     can_leap: bool = True  # False: every decode step by itself, which takes longer and tells the same
     event_delay_s: float = 0.001  # from a worker's report to the gateway's knowing of it
@@ -62,6 +64,10 @@ class Fleet:
         return self._prefillers
 
 
+def _worker(worker_id: str, role: Role, setup: Setup, loop: EventLoop) -> SimWorker:
+    return SimWorker(worker_id, role, setup.profile, setup.block_size, loop, can_leap=setup.can_leap)
+
+
 class Simulation:
     """Run it once. `on_end` hears of each request that has ended or was refused."""
 
@@ -73,7 +79,12 @@ class Simulation:
         self._setup = setup
         self._on_end = on_end
         self._index = PrefixIndex(predicted_s=config.predicted_prefix_s, clock=self.loop.time)
-        self._admission = Admission(max_requests=config.max_queued_requests, max_tokens=config.max_queued_tokens)
+        limits = AdmissionLimits(
+            max_requests=config.max_queued_requests,
+            max_tokens=config.max_queued_tokens,
+            max_wait_s=config.max_queue_s,
+        )
+        self._admission = Admission(limits, self._has_room, clock=self.loop.time)
         self._router = Router(self.fleet, self._index, make_policy(config))
         for routed in (*self.fleet.decoders(), *self.fleet.prefillers()):
             self._index.add(routed.incarnation, routed.info.num_blocks)
@@ -94,27 +105,44 @@ class Simulation:
             outcome = Outcome(arrival)
             self.outcomes.append(outcome)
             sampling = SamplingParams(max_tokens=arrival.output_len, seed=0, temperature=0.0, ignore_eos=True)
-            self._submit(Request(id=str(number), tokens=arrival.tokens(), sampling=sampling), outcome)
+            self._enter(Request(id=str(number), tokens=arrival.tokens(), sampling=sampling), outcome)
         if number < len(arrivals):
             self.loop.at(arrivals[number].time_s, lambda: self._arrive(arrivals, number + 1))
 
-    def _submit(self, request: Request, outcome: Outcome) -> None:
+    def _enter(self, request: Request, outcome: Outcome) -> None:
         try:
-            (place,) = self._admission.enter([len(request.tokens)])
+            (place,) = self._admission.enter([len(request.tokens)], deadline_s=self._setup.targets.ttft_s)
         except Overloaded:
             self._on_end()
             return
-        route = self._router.route(request)
+        place.listen(lambda: self._dispatch(request, outcome, place))
+
+    def _dispatch(self, request: Request, outcome: Outcome, place: Place) -> None:
+        if place.refusal is not None:
+            place.leave()
+            self._on_end()
+            return
+        route = self._router.route(request, targets=self._setup.targets)
         charge = self._router.charge(route)
+        outcome.predicted_ttft_s = (
+            None if route.ttft_ms is None else self.loop.now + route.ttft_ms / 1e3 - outcome.arrival.time_s
+        )
         decode = self.fleet.by_id[route.decode.worker.incarnation]
         answer = _Answer(self, request.id, outcome, charge, place, decode)
         decode.on_update[request.id] = answer.on_update
         if route.prefill is None:
             self.loop.after(self._setup.profile.hop_s, lambda: decode.post(lambda engine: engine.submit(request)))
-            return
-        prefill = self.fleet.by_id[route.prefill.worker.incarnation]
-        handover = Handover(request, prefill, decode, self._setup.profile, self.loop, answer.on_first_token)
-        self.loop.after(self._setup.profile.hop_s, handover.start)
+        else:
+            prefill = self.fleet.by_id[route.prefill.worker.incarnation]
+            handover = Handover(request, prefill, decode, self._setup.profile, self.loop, answer.on_first_token)
+            self.loop.after(self._setup.profile.hop_s, handover.start)
+        place.charged()
+
+    def _has_room(self) -> bool:
+        prefillers = self.fleet.prefillers()
+        return any(worker.has_room for worker in self.fleet.decoders()) and (
+            not prefillers or any(worker.has_room for worker in prefillers)
+        )
 
     def end(self) -> None:
         self._on_end()
@@ -131,6 +159,8 @@ class Simulation:
         stored, removed = report.events
         if stored or removed:
             self._index.apply(routed.incarnation, KVEvents(stored=tuple(stored), removed=tuple(removed)))
+        if self._admission.num_queued and routed.has_room:
+            self._admission.pump()
 
 
 class _Answer:
@@ -165,5 +195,5 @@ class _Answer:
         if outcome.num_tokens == 0:
             outcome.cached_tokens = cached_tokens
             self._charge.on_first_token()
-            self._place.leave()
+            self._place.leave(has_output=True)
         outcome.take(simulation.loop.now + simulation.hop_s, num_tokens)

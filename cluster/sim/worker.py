@@ -18,7 +18,7 @@ from baton.actors.engine.engine import Engine
 from baton.actors.engine.prefix_cache import CacheEvents
 from baton.actors.engine.updates import Update
 from baton.actors.messages import Load, PeerAddress, Role, WorkerInfo
-from baton.actors.step_cost import StepCost, StepShape
+from baton.actors.step_cost import PrefillShare, StepCost, StepShape
 from baton.cluster.sim.clock import EventLoop
 from baton.cluster.sim.leap import LeapingEngine, Stretch
 
@@ -80,6 +80,8 @@ class SimWorker:
             block_size=block_size,
             num_blocks=num_blocks,
             max_context=profile.kv_tokens,
+            max_sequences=profile.max_num_seqs,
+            step_tokens=profile.max_step_tokens,
             mover="sim",
             metrics_address="",
             pid=0,
@@ -89,6 +91,7 @@ class SimWorker:
         self.on_step: dict[str, Callable[[], None]] = {}  # asked after each step, until taken out
         self.work_ms = 0.0  # of all steps, without the constant that each takes
         self.num_steps = 0
+        self.num_importing = 0
         self.link_free_at = 0.0
         self._runner = _Runner()
         self._engine = LeapingEngine(
@@ -100,6 +103,7 @@ class SimWorker:
         self._inbox: list[Callable[[Engine], None]] = []
         self._is_busy = False
         self._leap: _Leap | None = None  # under way
+        self._share = PrefillShare()
 
     def post(self, ask: Callable[[Engine], None]) -> None:
         """Run `ask` on the engine before the next step."""
@@ -139,6 +143,7 @@ class SimWorker:
         shape = self._runner.shape
         step_ms = self._cost.step_ms(shape) if shape != StepShape() else 0.0
         self._count(1, step_ms)
+        self._share.add(self._cost.prefill_part_ms(shape), self._loop.now)
         self._loop.after(step_ms / 1e3, lambda: self._end(updates))
 
     def _end_leap_early(self, leap: _Leap) -> None:
@@ -180,7 +185,10 @@ class SimWorker:
         load = Load(
             num_running=engine.num_running,
             num_waiting=engine.num_waiting,
+            num_importing=self.num_importing,
             waiting_tokens=engine.waiting_tokens,
+            waiting_context=engine.waiting_context,
+            prefill_share=self._share.at(self._loop.now),
             blocks_free=counts.free,
             blocks_cached=counts.cached,
             blocks_held=counts.held,

@@ -14,7 +14,7 @@ from fake_workers import FakeWorker
 
 from baton.actors.engine.request import Request, SamplingParams
 from baton.actors.messages import Output
-from baton.router.admission import Admission
+from baton.router.admission import Admission, AdmissionLimits
 from baton.router.config import RouterConfig
 from baton.router.dispatch import Dispatcher
 from baton.router.gateway import Gateway
@@ -22,6 +22,7 @@ from baton.router.membership import Membership
 from baton.router.policies import make_policy
 from baton.router.prefix_index import PrefixIndex
 from baton.router.routing import Router
+from baton.router.slo import Terms
 from baton.router.tokenizer import Tokenizer
 from baton.router.worker_stream import Reconnect
 
@@ -50,7 +51,7 @@ class Rig:
         )
 
     def generate(self, request: Request) -> AsyncGenerator[Output, None]:
-        (place,) = self.dispatcher.admit([request])
+        (place,) = self.dispatcher.admit([request], Terms())
         return self.dispatcher.generate(request, place)
 
     async def run(self, request: Request) -> list[Output]:
@@ -62,14 +63,18 @@ async def rig(*workers: FakeWorker, config: RouterConfig | None = None) -> Async
     config = config or RouterConfig()
     index = PrefixIndex(predicted_s=config.predicted_prefix_s)
     membership = Membership(index, FAST)
-    admission = Admission(max_requests=config.max_queued_requests, max_tokens=config.max_queued_tokens)
+    limits = AdmissionLimits(
+        max_requests=config.max_queued_requests,
+        max_tokens=config.max_queued_tokens,
+        max_wait_s=config.max_queue_s,
+    )
     router = Router(membership, index, make_policy(config))
-    dispatcher = Dispatcher(membership, router, admission, max_attempts=config.max_attempts)
+    dispatcher = Dispatcher(membership, router, limits, max_attempts=config.max_attempts)
     for worker in workers:
         await worker.start()
     try:
         async with asyncio.timeout(20):
-            rig = Rig(membership, dispatcher, admission)
+            rig = Rig(membership, dispatcher, dispatcher.admission)
             await rig.join(*workers)
             yield rig
     finally:
