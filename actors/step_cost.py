@@ -8,14 +8,11 @@ Pure floats: workers fit and publish it, routers predict with it, the simulator 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import exp
 from typing import NamedTuple
 
 import msgspec
 
 from baton.actors.engine.batch import Row
-
-SHARE_S = 5.0
 
 
 class StepShape(NamedTuple):
@@ -40,7 +37,7 @@ class StepShape(NamedTuple):
         return cls(prefill_tokens, prefill_context, num_decodes, decode_tokens)
 
 
-class StepCost(msgspec.Struct, frozen=True, kw_only=True):
+class StepCost(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Milliseconds a unit of each part. The defaults, of an 8B model on one H200, stand until something is fitted."""
 
     constant_ms: float = 4.2
@@ -59,22 +56,6 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
 
     def prefill_part_ms(self, shape: StepShape) -> float:
         return self.prefill_token_ms * shape.prefill_tokens + self.prefill_context_ms * shape.prefill_context
-
-
-class PrefillShare:
-    """The share of a worker's time that lately went into prefill; what is `SHARE_S` ago counts e times less."""
-
-    def __init__(self) -> None:
-        self._share = 0.0
-        self._as_of = 0.0
-
-    def add(self, prefill_ms: float, now: float) -> None:
-        """Count a step that ends now."""
-        self._share = self.at(now) + prefill_ms / 1e3 / SHARE_S
-        self._as_of = now
-
-    def at(self, now: float) -> float:
-        return self._share * exp((self._as_of - now) / SHARE_S)
 
 
 class StepCostFit:

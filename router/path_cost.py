@@ -29,7 +29,8 @@ class Weights:
     running: float = 0.3  # by which a running sequence is held up
     decode: float = 1.0  # of the request's own decode steps, and of others' by its being there
     miss_ms: float = 10_000.0  # what a missed target costs
-    share: float = 1.0
+    share: float = 0.0
+    power: float = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +65,13 @@ class CostPolicy:
         steps = np.ceil(uncached / pool.step_tokens) + queue_ms / np.maximum(token, 1e-9) / pool.step_tokens
         ttft_ms = queue_ms + own_ms + steps * step_ms
         weights = self.weights
+        running = weights.running * (
+            min(float(pool.prefill_share.mean()), 1.0) ** weights.power if weights.power else 1.0
+        )
         cost = (
             ttft_ms
             + weights.work * own_ms
-            + weights.running * num_running * own_ms
+            + running * num_running * own_ms
             + weights.miss_ms * (ttft_ms > ask.ttft_ms)
             + weights.miss_ms * num_running * (_missed(itl_ms + own_ms / ask.output_len, ask) - _missed(itl_ms, ask))
         )

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from baton.actors.engine.batch import PendingStep, Row, Runner
+from baton.actors.engine.batch import Batch, PendingStep, Row, Runner
 from baton.actors.engine.block_hash import BlockHash
 from baton.actors.engine.block_space import BlockSpace, BlockTable
 from baton.actors.engine.config import EngineConfig
@@ -209,6 +209,16 @@ class Engine:
         return updates
 
     # What others want to know.
+
+    @property
+    def planned(self) -> Batch | None:
+        """The batch that `run` will launch."""
+        return None if self._planned is None else self._planned.batch
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps that are launched and not yet waited for."""
+        return len(self._in_flight)
 
     @property
     def num_running(self) -> int:

@@ -18,7 +18,8 @@ from baton.actors.engine.engine import Engine
 from baton.actors.engine.prefix_cache import CacheEvents
 from baton.actors.engine.updates import Update
 from baton.actors.messages import Load, PeerAddress, Role, WorkerInfo
-from baton.actors.step_cost import PrefillShare, StepCost, StepShape
+from baton.actors.step_cost import StepCost, StepShape
+from baton.actors.step_meter import PrefillShare
 from baton.cluster.sim.clock import EventLoop
 from baton.cluster.sim.leap import LeapingEngine, Stretch
 
@@ -30,7 +31,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     name: str
     source: str
-    cost: StepCost
+    cost_ms: dict[str, float]  # fields of StepCost
     kv_tokens: int  # that one worker's KV cache holds
     kv_bytes_per_token: int
     link_bytes_s: float  # of KV from one worker to another; a worker sends one write at a time
@@ -97,7 +98,7 @@ class SimWorker:
         self._engine = LeapingEngine(
             config, self._runner, num_blocks=num_blocks, max_context=profile.kv_tokens, eos_token_ids=frozenset()
         )
-        self._cost = profile.cost
+        self._cost = StepCost(**profile.cost_ms)
         self._can_leap = can_leap
         self._loop = loop
         self._inbox: list[Callable[[Engine], None]] = []
@@ -192,6 +193,7 @@ class SimWorker:
             blocks_free=counts.free,
             blocks_cached=counts.cached,
             blocks_held=counts.held,
+            cost=self._cost,
         )
         self.on_report(Report(load, engine.take_events()))
 
