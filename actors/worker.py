@@ -265,7 +265,9 @@ class Worker:
         if request.deadline_s is not None:
             loop = asyncio.get_running_loop()
             live.deadline = loop.call_later(request.deadline_s, self._expire, live, request.deadline_s)
-        if submit.prefill is None or submit.prefill.incarnation == self.incarnation:
+        # What is asked about a prompt is found where it is computed, and does not travel.
+        is_own = submit.prefill is None or submit.prefill.incarnation == self.incarnation or request.prompt is not None
+        if submit.prefill is None or is_own:
             self._steps.post(lambda engine: engine.submit(request))
         else:
             live.fetch = asyncio.create_task(self._fetch(submit, submit.prefill))

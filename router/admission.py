@@ -47,6 +47,10 @@ class Admission:
         """Sequences that no worker knows of yet."""
         return len(self._queue)
 
+    @property
+    def num_queued_tokens(self) -> int:
+        return self._queue.num_tokens
+
     def enter(
         self, prompt_lens: Sequence[int], *, key: str = "", priority: int = 0, deadline_s: float | None = None
     ) -> list[Place]:

@@ -18,6 +18,7 @@ from baton.actors.messages import Output, Submit
 from baton.router.admission import Admission, AdmissionLimits, Place
 from baton.router.errors import DeadlineExceeded, NoWorkers, WorkerFailed, WorkerLost
 from baton.router.membership import Membership
+from baton.router.metrics import Metrics
 from baton.router.routing import Charge, Route, Router
 from baton.router.slo import Terms
 from baton.router.worker_stream import Mailbox, StreamLost, WorkerStream
@@ -35,13 +36,16 @@ class Dispatcher:
         membership: Membership,
         router: Router[WorkerStream],
         limits: AdmissionLimits,
+        metrics: Metrics,
         *,
         max_attempts: int = 3,
     ) -> None:
         self._membership = membership
         self._router = router
         self._max_attempts = max_attempts
+        self._metrics = metrics
         self.admission = Admission(limits, self._has_room)
+        metrics.watch_queue(lambda: self.admission.num_queued, lambda: self.admission.num_queued_tokens)
         membership.on_news = self._on_news
 
     def admit(self, requests: Sequence[Request], terms: Terms) -> list[Place]:
@@ -70,6 +74,7 @@ class Dispatcher:
         num_lost = 0
         try:
             await place.wait()
+            self._metrics.queued(loop.time() - started)
             while num_lost < self._max_attempts:
                 current = progress.next_request(num_lost + len(gave_up), loop.time() - started)
                 route = self._router.route(current, gave_up)
@@ -84,9 +89,11 @@ class Dispatcher:
                 except GaveUp as gone:
                     logger.info("request %s moves on after %d tokens: %s", request.id, progress.num_tokens, gone)
                     gave_up.add(route.decode.worker.incarnation)
+                    self._metrics.migrated("handed_back")
                 except StreamLost as lost:
                     logger.warning("request %s goes on after %d tokens: %s", request.id, progress.num_tokens, lost)
                     num_lost += 1
+                    self._metrics.migrated("lost")
                 finally:
                     charge.release()
                 if progress.is_complete:

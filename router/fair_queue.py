@@ -59,6 +59,7 @@ class FairQueue:
         self._num_entered = 0
         self._tokens_entered = 0
         self._num_waiting = 0
+        self.num_tokens = 0  # of all that wait
 
     def __len__(self) -> int:
         return self._num_waiting
@@ -72,6 +73,7 @@ class FairQueue:
         self._num_entered += 1
         self._tokens_entered += item.num_tokens
         self._num_waiting += 1
+        self.num_tokens += item.num_tokens
 
     def head(self) -> Waiting | None:
         """Return whose turn it is; it stays. Its key's deficit is topped up to cover it."""
@@ -94,6 +96,7 @@ class FairQueue:
         """Take out anything that waits, without payment."""
         item.is_waiting = False
         self._num_waiting -= 1
+        self.num_tokens -= item.num_tokens
         flows = self._levels[item.priority]
         flow = flows[item.key]
         flow.num_waiting -= 1

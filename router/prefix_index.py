@@ -16,11 +16,15 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from baton.actors.messages import KVEvents
 
 logger = logging.getLogger(__name__)
 
 MAX_PREDICTED = 1 << 18  # blocks in a generation of predictions, of all workers together
+MAX_LISTS = 64  # of lives whose slots are remembered
 NUM_SHARDS = 1024  # so that no single dict grows, or is swept, for long
 
 
@@ -42,7 +46,7 @@ class PrefixIndex:
         self._predicted = _Predictions(predicted_s)
         self._slots = _Slots(quarantine_s=2 * predicted_s)
         self._lives: dict[str, _Life] = {}
-        self._names: dict[int, str] = {}  # by bit
+        self._known_slots: dict[tuple[str, ...], NDArray[np.intp]] = {}  # of lists that were asked for
         self._alive = 0  # bits of the lives above: no other bit in a table counts
 
     def add(self, incarnation: str, max_blocks: int) -> None:
@@ -51,14 +55,14 @@ class PrefixIndex:
         slot = self._slots.take()
         bit = 1 << slot
         self._lives[incarnation] = _Life(slot, bit, max_blocks)
-        self._names[bit] = incarnation
+        self._known_slots.clear()
         self._alive |= bit
 
     def drop(self, incarnation: str) -> None:
         """Forget everything that this life held; idempotent."""
         life = self._lives.pop(incarnation, None)
         if life is not None:
-            del self._names[life.bit]
+            self._known_slots.clear()
             self._alive ^= life.bit
             self._slots.retire(life.slot, self._clock())
 
@@ -97,12 +101,18 @@ class PrefixIndex:
         return bisect_left(hashes, True, key=lambda block: not self._holders(block) & life.bit)
 
     def match_all(self, hashes: Sequence[bytes]) -> dict[str, int]:
-        """Return how many leading blocks of the chain each worker life holds; those that hold none are left out.
+        """Return how many leading blocks of the chain each worker life holds; those that hold none are left out."""
+        matches = self.match_slots(hashes).tolist()
+        return {incarnation: matches[life.slot] for incarnation, life in self._lives.items() if matches[life.slot]}
+
+    def match_slots(self, hashes: Sequence[bytes]) -> NDArray[np.int32]:
+        """Return the same for each slot (see `slots`), and a last 0 for lives that are not known.
 
         Takes about log2(len(hashes)) look-ups for each different answer, however many workers there are.
         """
         self._predicted.expire(self._clock())
-        matched: dict[str, int] = {}
+        num_bytes = self._slots.num_slots // 8 + 1
+        matches = np.zeros(8 * num_bytes, dtype=np.int32)
         open_ranges = [(0, len(hashes), self._alive)]  # these lives hold at least so many blocks, at most so many
         while open_ranges:
             low, high, lives = open_ranges.pop()
@@ -117,8 +127,20 @@ class PrefixIndex:
                     lives ^= holders
                 high = middle
             if low:
-                matched.update(dict.fromkeys(self._named(lives), low))
-        return matched
+                bits = np.frombuffer(lives.to_bytes(num_bytes, "little"), dtype=np.uint8)
+                matches[np.unpackbits(bits, bitorder="little").view(np.bool_)] = low
+        return matches
+
+    def slots(self, incarnations: tuple[str, ...]) -> NDArray[np.intp]:
+        """Return where the answers of these lives stand in what `match_slots` returns, until a life comes or goes."""
+        known = self._known_slots.get(incarnations)
+        if known is None:
+            if len(self._known_slots) == MAX_LISTS:
+                self._known_slots.clear()
+            lives = self._lives
+            slots = [lives[name].slot if name in lives else -1 for name in incarnations]
+            known = self._known_slots[incarnations] = np.array(slots, dtype=np.intp)
+        return known
 
     def num_blocks(self, incarnation: str) -> int:
         life = self._lives.get(incarnation)
@@ -126,12 +148,6 @@ class PrefixIndex:
 
     def _holders(self, block: bytes) -> int:
         return self._stored.holders(block) | self._predicted.holders(block)
-
-    def _named(self, lives: int) -> Iterable[str]:
-        while lives:
-            bit = lives & -lives
-            lives ^= bit
-            yield self._names[bit]
 
 
 class _HolderTable:
@@ -225,7 +241,7 @@ class _Slots:
 
     def __init__(self, quarantine_s: float) -> None:
         self._quarantine_s = quarantine_s  # as long as a prediction may last
-        self._num_slots = 0
+        self.num_slots = 0
         self._free: list[int] = []
         self._retired: list[tuple[int, float]] = []  # slot, when the sweep may begin
         self._sweeping: list[int] = []
@@ -234,8 +250,8 @@ class _Slots:
     def take(self) -> int:
         if self._free:
             return self._free.pop()
-        self._num_slots += 1
-        return self._num_slots - 1
+        self.num_slots += 1
+        return self.num_slots - 1
 
     def retire(self, slot: int, now: float) -> None:
         self._retired.append((slot, now + self._quarantine_s))

@@ -19,6 +19,7 @@ from baton.router.config import RouterConfig
 from baton.router.dispatch import Dispatcher
 from baton.router.gateway import Gateway
 from baton.router.membership import Membership
+from baton.router.metrics import Metrics
 from baton.router.policies import make_policy
 from baton.router.prefix_index import PrefixIndex
 from baton.router.routing import Router
@@ -33,6 +34,7 @@ FAST = Reconnect(first_s=0.01, max_s=0.05)
 @dataclass(frozen=True)
 class Rig:
     membership: Membership
+    metrics: Metrics
     dispatcher: Dispatcher
     admission: Admission
 
@@ -61,6 +63,7 @@ class Rig:
 @asynccontextmanager
 async def rig(*workers: FakeWorker, config: RouterConfig | None = None) -> AsyncGenerator[Rig, None]:
     config = config or RouterConfig()
+    metrics = Metrics()
     index = PrefixIndex(predicted_s=config.predicted_prefix_s)
     membership = Membership(index, FAST)
     limits = AdmissionLimits(
@@ -69,12 +72,12 @@ async def rig(*workers: FakeWorker, config: RouterConfig | None = None) -> Async
         max_wait_s=config.max_queue_s,
     )
     router = Router(membership, index, make_policy(config))
-    dispatcher = Dispatcher(membership, router, limits, max_attempts=config.max_attempts)
+    dispatcher = Dispatcher(membership, router, limits, metrics, max_attempts=config.max_attempts)
     for worker in workers:
         await worker.start()
     try:
         async with asyncio.timeout(20):
-            rig = Rig(membership, dispatcher, dispatcher.admission)
+            rig = Rig(membership, metrics, dispatcher, dispatcher.admission)
             await rig.join(*workers)
             yield rig
     finally:

@@ -139,6 +139,7 @@ async def test_workers_that_drain_hand_a_request_on_however_many_they_are() -> N
         worker.drops_requests = True
     async with rig(*workers, config=RouterConfig(max_attempts=1)) as router:
         assert tokens_of(await router.run(a_request())) == EXPECTED
+        assert 'migrations_total{reason="handed_back"} 4.0' in router.metrics.render().decode()
         for worker in workers:
             worker.drops_requests = True
         with pytest.raises(WorkerLost, match="no other can go on"):

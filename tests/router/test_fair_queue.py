@@ -128,6 +128,6 @@ def test_nothing_is_lost_and_counts_stay_right(actions: list[tuple[int, str, int
             waiting.remove(item)
         else:
             queue.remove(waiting.pop(num_tokens % len(waiting)))
-        assert len(queue) == len(waiting)
+        assert (len(queue), queue.num_tokens) == (len(waiting), sum(item.num_tokens for item in waiting))
     assert {id(take(queue)) for _ in list(waiting)} == {id(item) for item in waiting}
     assert queue.head() is None

@@ -119,7 +119,7 @@ def test_swept_places_are_used_again() -> None:
         for _ in range(NUM_SHARDS + 1):
             index.apply("a", KVEvents())
         assert index.match(CHAIN, "a") == len(CHAIN), generation
-    assert index._slots._num_slots <= 4  # pyright: ignore[reportPrivateUsage]
+    assert index._slots.num_slots <= 4  # pyright: ignore[reportPrivateUsage]
 
 
 class Model:
@@ -170,5 +170,7 @@ def test_all_matches_at_once_are_each_lifes_own(data: st.DataObject) -> None:
         expected = {name: model.match(chain, name) for name in model.stored}
         assert index.match_all(chain) == {name: num for name, num in expected.items() if num}
         assert {name: index.match(chain, name) for name in expected} == expected
+        rows = index.slots(tuple(names))
+        assert index.match_slots(chain)[rows].tolist() == [expected.get(name, 0) for name in names]
     for name, stored in model.stored.items():
         assert index.num_blocks(name) == len(stored)

@@ -72,6 +72,9 @@ async def test_goodput_is_counted_by_class(tokenizer: Tokenizer) -> None:
             'goodput_tokens_total{slo="default"} 10.0',
             'slo_sequences_total{outcome="itl",slo="chat"} 1.0',
             'slo_sequences_total{outcome="failed",slo="chat"} 1.0',
+            'key_sequences_total{key="none",outcome="met"} 2.0',
+            'key_tokens_total{key="none",kind="prompt"}',
+            'key_tokens_total{key="none",kind="output"} 15.0',
         ):
             assert line in metrics
         assert 'goodput_tokens_total{slo="chat"}' not in metrics
