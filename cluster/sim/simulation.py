@@ -15,8 +15,8 @@ from baton.actors.engine.updates import Update
 from baton.actors.messages import KVEvents, Role
 from baton.cluster.sim.clock import EventLoop
 from baton.cluster.sim.handover import Handover
-from baton.cluster.sim.results import Outcome
-from baton.cluster.sim.trace import Arrival
+from baton.cluster.sim.results import Outcome, Summary, summarise
+from baton.cluster.sim.trace import Arrival, ideal_hit_rate
 from baton.cluster.sim.worker import Profile, Report, SimWorker
 from baton.router.admission import Admission, AdmissionLimits, Place
 from baton.router.config import RouterConfig
@@ -39,6 +39,20 @@ class Setup:
     block_size: int = 64
     can_leap: bool = True  # False: every decode step by itself, which takes longer and tells the same
     event_delay_s: float = 0.001  # from a worker's report to the gateway's knowing of it
+
+
+def simulate(setup: Setup, arrivals: Sequence[Arrival], on_end: Callable[[], None] = lambda: None) -> Summary:
+    """Play `arrivals` on `setup`. `on_end` hears of each request that has ended or was refused."""
+    simulation = Simulation(setup, on_end)
+    simulation.run(arrivals)
+    workers = simulation.fleet.by_id.values()
+    return summarise(
+        setup.router.policy,
+        simulation.outcomes,
+        [[worker.work_ms for worker in workers if worker.info.role == role] for role in setup.workers],
+        setup.targets,
+        ideal_hit_rate(arrivals, setup.block_size),
+    )
 
 
 class Fleet:
