@@ -334,9 +334,12 @@ class Worker:
             num_waiting=report.num_waiting,
             num_importing=len(self._decode),
             waiting_tokens=report.waiting_tokens,
+            waiting_context=report.waiting_context,
+            prefill_share=report.prefill_share,
             blocks_free=report.counts.free,
             blocks_cached=report.counts.cached,
             blocks_held=report.counts.held,
+            cost=report.cost,
         )
         for session in self._sessions:
             session.add_state(load, report.events)

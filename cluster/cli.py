@@ -15,6 +15,7 @@ from baton.actors.engine.model_reference import ModelNotFoundError
 from baton.cluster.bench.command import BenchOptions, bench
 from baton.cluster.cli_options import takes
 from baton.cluster.errors import ClusterError
+from baton.cluster.sim.command import SimOptions, sim
 
 # What a shell reports for a command that the signal ended.
 INTERRUPTED, TERMINATED = 130, 143
@@ -103,6 +104,7 @@ def version() -> None:
 
 
 app.command()(takes(BenchOptions, bench))
+app.command()(takes(SimOptions, sim))
 
 
 def main() -> None:

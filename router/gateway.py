@@ -21,7 +21,7 @@ from baton.router.dispatch import Dispatcher
 from baton.router.health import Health
 from baton.router.membership import Membership
 from baton.router.metrics import Metrics
-from baton.router.policy import make_policy
+from baton.router.policies import make_policy
 from baton.router.prefix_index import PrefixIndex
 from baton.router.routes import make_app
 from baton.router.routing import Router
