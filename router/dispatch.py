@@ -61,7 +61,7 @@ class Dispatcher:
         deadline_s = min(deadlines, default=None)
         return self.admission.enter(lens, key=terms.key, priority=requests[0].priority, deadline_s=deadline_s)
 
-    async def generate(self, request: Request, place: Place) -> AsyncGenerator[Output, None]:
+    async def generate(self, request: Request, place: Place, terms: Terms) -> AsyncGenerator[Output, None]:
         """Yield the request's outputs, those of one wake-up joined; closing the generator cancels it everywhere.
 
         Raises a RouterError instead of a last output: Overloaded or NoWorkers while it waits for its turn, WorkerLost,
@@ -77,7 +77,7 @@ class Dispatcher:
             self._metrics.queued(loop.time() - started)
             while num_lost < self._max_attempts:
                 current = progress.next_request(num_lost + len(gave_up), loop.time() - started)
-                route = self._router.route(current, gave_up)
+                route = self._router.route(current, gave_up, targets=terms.slo, session=terms.session)
                 charge = self._router.charge(route)
                 place.charged()
                 try:

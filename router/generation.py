@@ -209,7 +209,7 @@ class Generation:
     async def _follow(self, choice: Choice, place: Place) -> AsyncGenerator[Delta, None]:
         first_s: float | None = None
         last_s: float | None = None
-        async with aclosing(self._dispatcher.generate(choice.request, place)) as outputs:
+        async with aclosing(self._dispatcher.generate(choice.request, place, self._terms)) as outputs:
             async for output in outputs:
                 now = time.monotonic()
                 before = choice.num_tokens

@@ -112,7 +112,7 @@ class Service:
         self._begin()
         try:
             call.visit = self.door.enter(request.headers)
-            call.terms = Terms(call.visit.name, self._slo.choose(request.headers, call.visit.name))
+            call.terms = self._slo.terms(request.headers, call.visit.name)
             reading = await self._read(endpoint, request)
             plan = await self._plan(reading.core)
             generation = call.generation = self._generation(plan, call)

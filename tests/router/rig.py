@@ -54,7 +54,7 @@ class Rig:
 
     def generate(self, request: Request) -> AsyncGenerator[Output, None]:
         (place,) = self.dispatcher.admit([request], Terms())
-        return self.dispatcher.generate(request, place)
+        return self.dispatcher.generate(request, place, Terms())
 
     async def run(self, request: Request) -> list[Output]:
         return [output async for output in self.generate(request)]
