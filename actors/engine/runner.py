@@ -41,11 +41,11 @@ class TorchRunner:
     @torch.inference_mode()
     def launch(self, batch: Batch) -> PendingStep:
         rows = batch.rows
-        self._slots.admit(batch.admissions)
         layout = step_layout(rows, self._block_size)
         for backend in self._attention:
             backend.plan(layout)
         hidden = self._forward(step_fields(rows, self._block_size))
+        self._slots.admit(batch.admissions)  # only now, while the device works: what sampling asks for comes last
         sampled = sampled_after(rows)
         if not sampled.tokens:
             # No ids, yet whoever waits must know that the step's KV is complete: a peer is about to be sent it.
@@ -82,11 +82,12 @@ class TorchRunner:
         return StepLogprobs(wanted, HostCopy(token_logprobs(logits, ids, max(wanted.values()))))
 
     def _to_device(self, values: Sequence[int] | Sequence[Sequence[int]]) -> torch.Tensor:
+        return self._on_host(values).to(self._kv.device, non_blocking=True)
+
+    def _on_host(self, values: Sequence[int] | Sequence[Sequence[int]]) -> torch.Tensor:
+        """Pinned where there is a GPU, so that the copy to it does not wait for what it still has to do."""
         tensor = torch.tensor(values, dtype=torch.int64)
-        if self._kv.is_cuda:
-            # Pinned, so that the copy does not wait for what the device still has to do.
-            return tensor.pin_memory().to(self._kv.device, non_blocking=True)
-        return tensor
+        return tensor.pin_memory() if self._kv.is_cuda else tensor
 
 
 class SampledPlaces(NamedTuple):

@@ -97,12 +97,12 @@ class GraphRunner(TorchRunner):
         captured = _least(self._decodes, len(rows))
         if captured is None or any(row.num_tokens != 1 or not row.sample for row in rows):
             return super().launch(batch)
-        self._slots.admit(batch.admissions)
         layout = step_layout(rows, self._block_size)
         for backend in captured.attention:
             backend.plan(layout)
         self._write(captured.fields, step_fields(rows, self._block_size))
         captured.graph.replay()
+        self._slots.admit(batch.admissions)
         return self._choose(rows, captured)
 
     def _forward(self, fields: StepFields) -> torch.Tensor:
@@ -115,7 +115,7 @@ class GraphRunner(TorchRunner):
 
     def _write(self, target: torch.Tensor, fields: StepFields) -> None:
         fields.pad(target.shape[1], self._limits.num_slots)
-        target.copy_(self._to_device(fields), non_blocking=True)
+        target.copy_(self._on_host(fields), non_blocking=True)
 
     def _choose(self, rows: Sequence[Row], captured: Captured) -> PendingStep:
         """Keep the graph's greedy ids, or sample as the rows ask."""
