@@ -24,7 +24,7 @@ from baton.transfer.actions import CancelPrefill, Prefill, Release, Send, Source
 from baton.transfer.layout import check_layout
 from baton.transfer.mover import Completion, Incarnation
 from baton.transfer.mover_loop import MoverLoop
-from baton.transfer.reblock import source_blocks
+from baton.transfer.route import source_blocks
 from baton.transfer.source import HandoverSource
 from baton.transfer.wire import Attempt, Hello, Message
 
@@ -70,7 +70,7 @@ class PrefillRole:
         hello = await anext(messages)
         if not isinstance(hello, Hello):
             raise ValueError(f"a hand-over stream begins with Hello, not {type(hello).__name__}")
-        check_layout(self._hello.layout, hello.layout, repacked=True)
+        check_layout(self._hello.layout, hello.layout)
         peer = Incarnation(hello.incarnation)
         self._run(self._source.on_peer_connected(peer))
         previous = self._lives.get(hello.worker_id, peer)

@@ -47,7 +47,6 @@ from baton.transfer.layout import LayoutMismatch
 from baton.transfer.local_mover import LocalFabric
 from baton.transfer.mover import Arrival, Completion, Incarnation, TransferError
 from baton.transfer.mover_loop import MoverLoop
-from baton.transfer.reblock import ReblockingMover
 from baton.transfer.source import HandoverSource
 from baton.transfer.target import HandoverTarget
 from baton.transfer.wire import Hello, Message, decode_message
@@ -89,11 +88,6 @@ class Worker:
         build: Callable[[WorkerConfig], BuiltEngine] = build_engine,
         fabric: LocalFabric | None = None,
     ) -> None:
-        if role != "both" and config.tensor_parallel > 1:
-            raise ValueError(
-                f"worker {worker_id}: role {role} hands blocks over, which tensor_parallel = {config.tensor_parallel} "
-                f"cannot; set tensor_parallel to 1, or give the role both"
-            )
         self.worker_id = worker_id
         self.role: Role = role
         self.incarnation = Incarnation(uuid.uuid4().hex)
@@ -122,8 +116,8 @@ class Worker:
 
     async def _open(self, loop: asyncio.AbstractEventLoop) -> WorkerInfo:
         transfer, kv = self._config.transfer, self._built.kv
-        plain = make_mover(transfer.mover, kv, self.incarnation, fabric=self._fabric)
-        mover = ReblockingMover(plain, kv, transfer.max_write_blocks)
+        lines = self._built.ranks.mover_lines
+        mover = make_mover(transfer, kv, self.incarnation, lines=lines, fabric=self._fabric)
         self._hello = Hello(
             incarnation=self.incarnation,
             worker_id=self.worker_id,

@@ -10,7 +10,7 @@ from multiprocessing.process import BaseProcess
 
 import torch
 
-from baton.transfer.mover import Incarnation, KVMover, MemoryDescriptor
+from baton.transfer.mover import Incarnation, MemoryDescriptor, PlainMover
 from baton.transfer.nixl_mover import NixlMover, set_env_defaults
 
 ANSWER_S = 30.0
@@ -61,7 +61,7 @@ class Peer:
 
 
 def start_peer(
-    mover: KVMover, ours: Incarnation, incarnation: str, *, num_blocks: int, block_bytes: int, poll_s: float = 1e-3
+    mover: PlainMover, ours: Incarnation, incarnation: str, *, num_blocks: int, block_bytes: int, poll_s: float = 1e-3
 ) -> Peer:
     """Start the process and connect both ways."""
     set_env_defaults(os.environ)

@@ -12,8 +12,8 @@ import pytest
 import torch
 from nixl_peer import Peer, start_peer
 
-from baton.transfer.factory import make_mover
-from baton.transfer.mover import Completion, Incarnation, KVMover, MemoryDescriptor, TransferError
+from baton.transfer.factory import make_plain_mover
+from baton.transfer.mover import Completion, Incarnation, MemoryDescriptor, PlainMover, TransferError
 from baton.transfer.nixl_mover import set_env_defaults
 
 NUM_BLOCKS, BLOCK_BYTES = 64, 32 * 1024
@@ -28,15 +28,15 @@ def kv() -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def mover(kv: torch.Tensor) -> Iterator[KVMover]:
+def mover(kv: torch.Tensor) -> Iterator[PlainMover]:
     set_env_defaults(os.environ)
-    made = make_mover("nixl", kv, OURS)
+    made = make_plain_mover("nixl", kv, OURS)
     yield made
     made.close()
 
 
 @pytest.fixture
-def peer(mover: KVMover, request: pytest.FixtureRequest) -> Iterator[Peer]:
+def peer(mover: PlainMover, request: pytest.FixtureRequest) -> Iterator[Peer]:
     started = start_peer(mover, OURS, request.node.name[:60], num_blocks=NUM_BLOCKS, block_bytes=BLOCK_BYTES)
     yield started
     mover.disconnect(started.incarnation)
@@ -47,7 +47,7 @@ def numbers(*blocks: int) -> np.ndarray:
     return np.array(blocks, dtype=np.int64)
 
 
-def wait_for(mover: KVMover, transfer: int) -> Completion:
+def wait_for(mover: PlainMover, transfer: int) -> Completion:
     give_up = time.monotonic() + BOUND_S
     while time.monotonic() < give_up:
         for completion in mover.poll().completions:
@@ -57,7 +57,7 @@ def wait_for(mover: KVMover, transfer: int) -> Completion:
     raise AssertionError(f"transfer {transfer} did not end within {BOUND_S} s")
 
 
-def test_written_blocks_are_there_when_the_peer_hears_of_them(mover: KVMover, kv: torch.Tensor, peer: Peer) -> None:
+def test_written_blocks_are_there_when_the_peer_hears_of_them(mover: PlainMover, kv: torch.Tensor, peer: Peer) -> None:
     transfer = mover.write(peer.incarnation, numbers(3, 9, 4, 5), numbers(60, 0, 7, 8), b"tag-1")
     completion = wait_for(mover, transfer)
     assert (completion.error, completion.tag, completion.peer) == (None, b"tag-1", peer.incarnation)
@@ -68,16 +68,7 @@ def test_written_blocks_are_there_when_the_peer_hears_of_them(mover: KVMover, kv
     assert peer.block(1) == bytes(BLOCK_BYTES), "a block that nobody named has changed"
 
 
-def test_read_blocks_are_here_when_the_read_completes(mover: KVMover, kv: torch.Tensor, peer: Peer) -> None:
-    assert wait_for(mover, mover.write(peer.incarnation, numbers(20), numbers(11), b"w")).error is None
-    assert peer.expect() == (OURS, b"w")
-    kv[21] = 0
-    assert wait_for(mover, mover.read(peer.incarnation, numbers(11), numbers(21), b"pulled")).error is None
-    assert torch.equal(kv[21], kv[20])
-    assert peer.expect() == (OURS, b"pulled"), "the owner must learn that it may let go"
-
-
-def test_every_write_of_a_burst_is_told_exactly_once(mover: KVMover, peer: Peer) -> None:
+def test_every_write_of_a_burst_is_told_exactly_once(mover: PlainMover, peer: Peer) -> None:
     tags = [f"burst-{i}".encode() for i in range(50)]
     for i, tag in enumerate(tags):
         mover.write(peer.incarnation, numbers(i), numbers(i), tag)
@@ -89,12 +80,12 @@ def test_every_write_of_a_burst_is_told_exactly_once(mover: KVMover, peer: Peer)
     assert sorted(str(peer.expect()) for _ in tags) == sorted(str((OURS, tag)) for tag in tags)
 
 
-def test_a_block_number_out_of_range_is_refused(mover: KVMover, peer: Peer) -> None:
+def test_a_block_number_out_of_range_is_refused(mover: PlainMover, peer: Peer) -> None:
     with pytest.raises(TransferError, match="InvalidParam"):
         mover.write(peer.incarnation, numbers(0), numbers(NUM_BLOCKS), b"beyond")
 
 
-def test_a_killed_peer_surfaces_and_its_successor_can_be_reached(mover: KVMover, kv: torch.Tensor, peer: Peer) -> None:
+def test_a_killed_peer_surfaces_and_its_successor_can_be_reached(mover: PlainMover, kv: torch.Tensor, peer: Peer) -> None:
     assert wait_for(mover, mover.write(peer.incarnation, numbers(1), numbers(1), b"alive")).error is None
     peer.process.kill()
     peer.process.join()
@@ -111,7 +102,7 @@ def test_a_killed_peer_surfaces_and_its_successor_can_be_reached(mover: KVMover,
     successor.stop()
 
 
-def failure_within_bound(mover: KVMover, peer: Incarnation) -> str:
+def failure_within_bound(mover: PlainMover, peer: Incarnation) -> str:
     """Write until a write fails, at its post or in its completion: one in flight may still report success."""
     give_up = time.monotonic() + BOUND_S
     while time.monotonic() < give_up:
@@ -125,13 +116,13 @@ def failure_within_bound(mover: KVMover, peer: Incarnation) -> str:
     raise AssertionError(f"writes to a dead peer still succeed after {BOUND_S} s")
 
 
-def test_a_peer_with_another_mover_is_refused_by_name(mover: KVMover) -> None:
+def test_a_peer_with_another_mover_is_refused_by_name(mover: PlainMover) -> None:
     theirs: MemoryDescriptor = msgspec.structs.replace(mover.describe(), mover="local")
     with pytest.raises(TransferError, match="mover is 'nixl' here but 'local' at peer odd"):
         mover.connect(Incarnation("odd"), theirs)
 
 
-def test_a_peer_with_larger_blocks_is_written_from_staging_only(mover: KVMover) -> None:
+def test_a_peer_with_larger_blocks_is_written_from_staging_only(mover: PlainMover) -> None:
     large = start_peer(mover, OURS, "large-blocks", num_blocks=8, block_bytes=2 * BLOCK_BYTES)
     with pytest.raises(TransferError, match=f"block_bytes is {BLOCK_BYTES} here but {2 * BLOCK_BYTES} at peer large"):
         mover.write(large.incarnation, numbers(1), numbers(1), b"t")
@@ -145,14 +136,14 @@ def test_a_peer_with_larger_blocks_is_written_from_staging_only(mover: KVMover) 
     large.stop()
 
 
-def test_a_handshake_of_another_life_is_refused(mover: KVMover, kv: torch.Tensor) -> None:
-    other = make_mover("nixl", torch.zeros_like(kv), Incarnation("decode-2"))
+def test_a_handshake_of_another_life_is_refused(mover: PlainMover, kv: torch.Tensor) -> None:
+    other = make_plain_mover("nixl", torch.zeros_like(kv), Incarnation("decode-2"))
     with pytest.raises(TransferError, match="names decode-2"):
         mover.connect(Incarnation("decode-1"), other.describe())
     other.close()
 
 
-def test_a_handshake_of_nonsense_is_refused(mover: KVMover) -> None:
+def test_a_handshake_of_nonsense_is_refused(mover: PlainMover) -> None:
     with pytest.raises(TransferError, match="cannot connect to peer liar"):
         mover.connect(Incarnation("liar"), msgspec.structs.replace(mover.describe(), handshake=b"nonsense"))
 
