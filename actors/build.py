@@ -30,9 +30,9 @@ from baton.kernels.attention import AttentionBackend, AttentionShape, GraphSize
 from baton.kernels.attention_split import SplitAttention
 from baton.kernels.attention_torch import TorchAttention
 from baton.kernels.collective import Collective
-from baton.transfer.factory import make_rank_mover
-from baton.transfer.mover import Incarnation, KVMover
-from baton.transfer.ranked_mover import RankServer
+from baton.transfer.factory import MoverPlace, make_rank_mover
+from baton.transfer.mover import KVMover
+from baton.transfer.ranked_mover import Join, RankServer
 from baton.transfer.wire import KVLayout
 
 log = logging.getLogger(__name__)
@@ -96,8 +96,9 @@ def follow_engine(config: WorkerConfig, seat: Seat) -> None:
 def _serve_mover(config: WorkerConfig, seat: Seat, kv: torch.Tensor) -> None:
     """Move this rank's KV as rank 0 says. What ends this ends the rank, and so the worker."""
 
-    def make(worker: Incarnation) -> KVMover:
-        return make_rank_mover(config.transfer, kv, worker, rank=seat.rank, world=seat.world)
+    def make(join: Join) -> KVMover:
+        place = MoverPlace(join.host)
+        return make_rank_mover(config.transfer, kv, join.worker, place, rank=seat.rank, world=seat.world)
 
     try:
         RankServer(seat.mover_line, make).run()

@@ -42,7 +42,7 @@ from baton.actors.metrics import WorkerMetrics
 from baton.actors.peer_session import PeerRefused
 from baton.actors.prefill_role import PrefillRole
 from baton.actors.step_loop import StepLoop, StepReport
-from baton.transfer.factory import make_mover
+from baton.transfer.factory import MoverPlace, make_mover
 from baton.transfer.layout import LayoutMismatch
 from baton.transfer.local_mover import LocalFabric
 from baton.transfer.mover import Arrival, Completion, Incarnation, TransferError
@@ -116,8 +116,8 @@ class Worker:
 
     async def _open(self, loop: asyncio.AbstractEventLoop) -> WorkerInfo:
         transfer, kv = self._config.transfer, self._built.kv
-        lines = self._built.ranks.mover_lines
-        mover = make_mover(transfer, kv, self.incarnation, lines=lines, fabric=self._fabric)
+        place = MoverPlace(self._host, self._fabric)
+        mover = make_mover(transfer, kv, self.incarnation, place, self._built.ranks.mover_lines)
         self._hello = Hello(
             incarnation=self.incarnation,
             worker_id=self.worker_id,

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-MoverKind = Literal["auto", "nixl", "local"]
+MoverKind = Literal["auto", "nixl", "nccl", "local"]
 
 
 class TransferConfig(BaseModel):
@@ -14,7 +14,7 @@ class TransferConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    mover: MoverKind = "auto"
+    mover: MoverKind = "auto"  # NIXL where it starts, else nccl, which is gloo between CPUs; local joins one process
     beat_s: float = Field(default=1.0, gt=0)  # how often each side of a stream shows that it lives
     lease_s: float = Field(default=10.0, gt=0)  # prefill keeps blocks this long after the last sign of decode
     stall_s: float = Field(default=10.0, gt=0)  # decode fails an attempt over after this long without a sign of prefill

@@ -19,8 +19,8 @@ from baton.transfer.mover import (
     MemoryDescriptor,
     News,
     TransferError,
-    block_bytes_of,
     check_block_bytes,
+    kv_rows,
 )
 
 
@@ -108,7 +108,7 @@ class LocalMover:
 
     def __init__(self, fabric: LocalFabric, kv: torch.Tensor, incarnation: Incarnation) -> None:
         self.incarnation = incarnation
-        self.rows = _rows(kv)
+        self.rows = kv_rows(kv)
         self._staging: list[torch.Tensor] = []
         self.news = News([], [])
         self._kv = kv
@@ -132,7 +132,7 @@ class LocalMover:
                 self._fabric.fail(transfer, f"disconnected from {peer}")
 
     def stage(self, memory: torch.Tensor) -> int:
-        self._staging.append(_rows(memory))
+        self._staging.append(kv_rows(memory))
         return len(self._staging) - 1
 
     def write(
@@ -153,9 +153,3 @@ class LocalMover:
         for peer in list(self._peers):
             self.disconnect(peer)
         self._fabric.kill(self.incarnation)
-
-
-def _rows(kv: torch.Tensor) -> torch.Tensor:
-    """View as [num_blocks, block_bytes]."""
-    block_bytes = block_bytes_of(kv)
-    return kv.view(kv.shape[0], -1).view(torch.uint8).view(-1, block_bytes)

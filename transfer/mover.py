@@ -99,6 +99,12 @@ def block_bytes_of(kv: torch.Tensor) -> int:
     return kv.nbytes // kv.shape[0]
 
 
+def kv_rows(kv: torch.Tensor) -> torch.Tensor:
+    """View as uint8 [num_blocks, block_bytes]."""
+    block_bytes = block_bytes_of(kv)
+    return kv.view(kv.shape[0], -1).view(torch.uint8).view(-1, block_bytes)
+
+
 class News(NamedTuple):
     """What happened since the last poll."""
 

@@ -35,6 +35,7 @@ class Line(Protocol):
 
 class Join(msgspec.Struct, frozen=True, tag=True):
     worker: Incarnation
+    host: str  # where this node's movers listen, if they do
 
 
 class Connect(msgspec.Struct, frozen=True, tag=True):
@@ -113,7 +114,7 @@ class _Posted:
 class RankedMover:
     """A `KVMover` over rank 0's own and the lines to the other ranks. Waits for the ranks, which wait for no peer."""
 
-    def __init__(self, mover: KVMover, lines: Sequence[Line], worker: Incarnation) -> None:
+    def __init__(self, mover: KVMover, lines: Sequence[Line], worker: Incarnation, host: str) -> None:
         self._mover = mover
         self._lines = lines
         self._posted: dict[int, _Posted] = {}
@@ -121,7 +122,7 @@ class RankedMover:
         self._num_writes = 0
         self._arrived: Counter[Arrival] = Counter()
         self._news = News([], [])
-        answers = self._ask(Join(worker))
+        answers = self._ask(Join(worker, host))
         followers = tuple(answer.memory for answer in answers if answer.memory is not None)
         self._memory = msgspec.structs.replace(mover.describe(), followers=followers)
 
@@ -221,7 +222,7 @@ class RankServer:
     """A rank other than 0: obeys the line until it ends, on a thread of its own."""
 
     line: Line
-    make: Callable[[Incarnation], KVMover]  # of the worker's name
+    make: Callable[[Join], KVMover]
     _mover: KVMover = field(init=False)
     _numbers: dict[int, int] = field(default_factory=dict[int, int])  # of Writes, by transfer
     _peers: set[Incarnation] = field(default_factory=set[Incarnation])
@@ -230,7 +231,7 @@ class RankServer:
         """Raises EOFError or OSError when the line has ended."""
         join = _decode_command(self.line.recv_bytes())
         assert isinstance(join, Join)
-        self._mover = self.make(join.worker)
+        self._mover = self.make(join)
         self._say(Done(None, self._mover.describe()))
         while True:
             if self.line.poll(EAGER_POLL_S if self._peers else IDLE_POLL_S):

@@ -16,26 +16,28 @@ from baton.actors.engine.config import EngineConfig
 from baton.actors.engine.request import Request, SamplingParams
 from baton.actors.messages import Cancel, Output, PeerAddress, Role, Submit, WorkerInfo
 from baton.actors.worker import Worker
-from baton.transfer.config import TransferConfig
+from baton.transfer.config import MoverKind, TransferConfig
 from baton.transfer.local_mover import LocalFabric
 from tests.fakes import fake_output
 
 IDS = itertools.count()
 
 
-def worker_config(**engine: object) -> WorkerConfig:
+def worker_config(mover: MoverKind = "nixl", **engine: object) -> WorkerConfig:
     settings = {"num_blocks": 64, "block_size": 4, "max_num_seqs": 8, "max_step_tokens": 16, "max_prefill_chunk": 8}
     return WorkerConfig(
         model="fake",
         served_name="fake",
         engine=EngineConfig.model_validate({**settings, **engine}),
-        transfer=TransferConfig(mover="nixl", beat_s=0.2, lease_s=2.0, stall_s=2.0, hold_s=2.0),
+        transfer=TransferConfig(mover=mover, beat_s=0.2, lease_s=2.0, stall_s=2.0, hold_s=2.0),
     )
 
 
 @asynccontextmanager
-async def running(role: Role, worker_id: str, **engine: object) -> AsyncIterator[tuple[Worker, WorkerInfo]]:
-    worker = Worker(worker_id=worker_id, role=role, config=worker_config(**engine), build=build_fake_engine)
+async def running(
+    role: Role, worker_id: str, mover: MoverKind = "nixl", **engine: object
+) -> AsyncIterator[tuple[Worker, WorkerInfo]]:
+    worker = Worker(worker_id=worker_id, role=role, config=worker_config(mover, **engine), build=build_fake_engine)
     info = await worker.start()
     try:
         yield worker, info
@@ -100,10 +102,11 @@ async def test_the_second_turn_moves_only_what_decode_lacks() -> None:
     assert served.blocks_moved == num_blocks - 39 // 4  # the last token's KV was never computed
 
 
-async def test_many_requests_at_once_through_a_small_pool_all_come_out_right() -> None:
+@pytest.mark.parametrize("mover", ["nixl", "nccl"])
+async def test_many_requests_at_once_through_a_small_pool_all_come_out_right(mover: MoverKind) -> None:
     async with (
-        running("prefill", "p0", num_blocks=40) as (p, p_info),
-        running("decode", "d0", num_blocks=40) as (d, d_info),
+        running("prefill", "p0", mover, num_blocks=40) as (p, p_info),
+        running("decode", "d0", mover, num_blocks=40) as (d, d_info),
         Client(d_info.peer.address) as client,
     ):
         asked = [request(10 + 7 * i, 15, seed=i) for i in range(12)]
@@ -120,10 +123,11 @@ async def test_many_requests_at_once_through_a_small_pool_all_come_out_right() -
         await settled(d)
 
 
-async def test_cancelling_at_any_moment_frees_both_workers() -> None:
+@pytest.mark.parametrize("mover", ["nixl", "nccl"])
+async def test_cancelling_at_any_moment_frees_both_workers(mover: MoverKind) -> None:
     async with (
-        running("prefill", "p0", num_blocks=48) as (p, p_info),
-        running("decode", "d0", num_blocks=48) as (d, d_info),
+        running("prefill", "p0", mover, num_blocks=48) as (p, p_info),
+        running("decode", "d0", mover, num_blocks=48) as (d, d_info),
         Client(d_info.peer.address) as client,
     ):
         for i in range(40):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from baton.transfer.factory import make_plain_mover
+from baton.transfer.factory import MoverPlace, make_plain_mover
 from baton.transfer.local_mover import LocalFabric, LocalMover
 from baton.transfer.mover import Arrival, Incarnation, TransferError
 
@@ -92,9 +92,9 @@ def test_a_strided_cache_is_refused() -> None:
 
 def test_auto_is_local_exactly_where_a_fabric_joins_the_peers() -> None:
     kv = torch.zeros(2, 4)
-    assert make_plain_mover("auto", kv, A, fabric=LocalFabric()).describe().mover == "local"
-    nixl = make_plain_mover("auto", kv, A)
+    assert make_plain_mover("auto", kv, A, MoverPlace(fabric=LocalFabric())).describe().mover == "local"
+    nixl = make_plain_mover("auto", kv, A, MoverPlace())
     assert nixl.describe().mover == "nixl"
     nixl.close()
     with pytest.raises(TransferError, match="needs a fabric"):
-        make_plain_mover("local", kv, A)
+        make_plain_mover("local", kv, A, MoverPlace())

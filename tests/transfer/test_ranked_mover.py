@@ -16,7 +16,7 @@ import torch
 
 from baton.transfer.local_mover import LocalFabric, LocalMover
 from baton.transfer.mover import Arrival, Completion, Incarnation, KVMover, TransferError, rank_name
-from baton.transfer.ranked_mover import RankedMover, RankServer
+from baton.transfer.ranked_mover import Join, RankedMover, RankServer
 from baton.transfer.reblock import ReblockingMover
 from baton.transfer.route import source_blocks
 
@@ -39,9 +39,9 @@ class RankedWorker:
         whole = torch.randn(NUM_BLOCKS, 3, 2, block_size, HEADS, 4) * fill
         kvs = [share.contiguous() for share in whole.chunk(world, dim=4)]
 
-        def rank_mover(rank: int) -> Callable[[Incarnation], KVMover]:
-            def make(name: Incarnation) -> KVMover:
-                plain = LocalMover(fabric, kvs[rank], rank_name(name, rank))
+        def rank_mover(rank: int) -> Callable[[Join], KVMover]:
+            def make(join: Join) -> KVMover:
+                plain = LocalMover(fabric, kvs[rank], rank_name(join.worker, rank))
                 return ReblockingMover(plain, kvs[rank], MAX_WRITE_BLOCKS, rank=rank, world=world)
 
             return make
@@ -54,8 +54,8 @@ class RankedWorker:
         for thread in threads:
             thread.start()
         lines = [ours for ours, _ in pairs]
-        own = rank_mover(0)(worker)
-        return cls(RankedMover(own, lines, worker) if lines else own, kvs, lines, threads)
+        own = rank_mover(0)(Join(worker, "here"))
+        return cls(RankedMover(own, lines, worker, "here") if lines else own, kvs, lines, threads)
 
     def tokens(self, blocks: list[int]) -> torch.Tensor:
         """[num_layers, 2, num_tokens, HEADS, head_dim]"""
