@@ -21,6 +21,7 @@ class TransferConfig(BaseModel):
     # Decode gives up an attempt that finds no room for so long. Each holds the prefix that it found in decode's cache:
     # several that wait for each other's would wait for ever.
     hold_s: float = Field(default=30.0, gt=0)
+    verify: bool = False  # prove by fingerprints, computed on the device, that what arrived is what was sent
     max_write_blocks: int = Field(default=64, gt=0)  # a larger push is split, so that progress shows
 
     @model_validator(mode="after")

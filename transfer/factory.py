@@ -14,6 +14,7 @@ from baton.transfer.local_mover import LocalFabric, LocalMover
 from baton.transfer.mover import Incarnation, KVMover, PlainMover, TransferError, rank_name
 from baton.transfer.ranked_mover import Line, RankedMover
 from baton.transfer.reblock import ReblockingMover
+from baton.transfer.verified_mover import VerifiedMover
 
 log = logging.getLogger(__name__)
 INSTALL_NIXL = 'pip install "baton[demo]" or "baton[gpu]"'
@@ -39,6 +40,8 @@ def make_rank_mover(
     config: TransferConfig, kv: torch.Tensor, worker: Incarnation, place: MoverPlace, *, rank: int, world: int
 ) -> KVMover:
     plain = make_plain_mover(config.mover, kv, rank_name(worker, rank), place)
+    if config.verify:
+        plain = VerifiedMover(plain, kv)
     return ReblockingMover(plain, kv, config.max_write_blocks, rank=rank, world=world)
 
 

@@ -90,6 +90,7 @@ class Arrival:
 
     peer: Incarnation
     tag: bytes
+    error: str | None = None  # what came is not what was sent: it must not be used
 
 
 def block_bytes_of(kv: torch.Tensor) -> int:

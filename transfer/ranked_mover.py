@@ -83,6 +83,7 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 class Arrived(msgspec.Struct, frozen=True, tag=True):
     peer: Incarnation
     tag: bytes
+    error: str | None
 
 
 Report = Done | Ended | Arrived
@@ -192,8 +193,8 @@ class RankedMover:
         match report:
             case Ended():
                 self._on_ended(report)
-            case Arrived(peer, tag):
-                self._on_arrival(Arrival(peer, tag))
+            case Arrived(peer, tag, error):
+                self._on_arrival(Arrival(peer, tag, error))
             case Done():
                 raise AssertionError("a rank answers what nobody asked")
 
@@ -208,7 +209,7 @@ class RankedMover:
 
     def _on_arrival(self, arrival: Arrival) -> None:
         self._arrived[arrival] += 1
-        if self._arrived[arrival] == 1 + len(self._lines):
+        if arrival.error is not None or self._arrived[arrival] == 1 + len(self._lines):
             del self._arrived[arrival]
             self._news.arrivals.append(arrival)
 
@@ -246,7 +247,7 @@ class RankServer:
         for done in news.completions:
             self._say(Ended(self._numbers.pop(done.transfer), done.num_bytes, done.seconds, done.error))
         for arrival in news.arrivals:
-            self._say(Arrived(arrival.peer, arrival.tag))
+            self._say(Arrived(arrival.peer, arrival.tag, arrival.error))
 
     def _obey(self, command: Command) -> None:
         if isinstance(command, Write):

@@ -177,6 +177,8 @@ class ReblockingMover:
         own = Arrival(worker_of(arrival.peer), arrival.tag)
         if (route := self._routes.get(own.peer)) is None:
             return None  # we have left this peer, and wait for nothing of it
+        if arrival.error is not None:
+            return replace(own, error=arrival.error)  # at once: the whole is spoilt
         self._arrived[own] += 1
         if self._arrived[own] < len(route.ranks):
             return None
