@@ -160,8 +160,8 @@ class Worker:
         await self._decode.close()
         await self._server.stop(grace=0)
         self._steps.stop()
-        await asyncio.to_thread(self._built.ranks.close)
         await self._mover.close()
+        await asyncio.to_thread(self._built.ranks.close)
         self._close_metrics()
 
     async def drain(self) -> None:

@@ -18,7 +18,9 @@ def fingerprint_triton(words: torch.Tensor, blocks: torch.Tensor) -> torch.Tenso
     if len(blocks):
         num_words = words.shape[1]
         span = triton.cdiv(triton.cdiv(num_words, _SPLITS), _TILE) * _TILE
-        _fingerprint[(len(blocks), _SPLITS)](words, blocks, partial, num_words, span, STEP=STEP, FACTOR=FACTOR, TILE=_TILE)
+        _fingerprint[(len(blocks), _SPLITS)](
+            words, blocks, partial, num_words, span, STEP=STEP, FACTOR=FACTOR, TILE=_TILE
+        )
     return partial.sum(dim=1)
 
 

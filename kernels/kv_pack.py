@@ -33,6 +33,7 @@ def pack_reference(cache: torch.Tensor, blocks: torch.Tensor, staging: torch.Ten
     staged[token // block_size, token % block_size] = cached[blocks[token // cache.shape[3]], token % cache.shape[3]]
 
 
+@torch.inference_mode()
 def join_heads(cache: torch.Tensor, blocks: torch.Tensor, parts: int) -> None:
     """Put the heads of `blocks` in order where each holds `parts` stretches, one after the other, of a part of them.
 

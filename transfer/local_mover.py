@@ -76,6 +76,7 @@ class LocalFabric:
             self._num_posted += 1
             return self._num_posted
 
+    @torch.inference_mode()
     def deliver(self, transfer: LocalTransfer) -> None:
         """Copy the bytes, now, and tell both sides."""
         with self._lock:

@@ -25,7 +25,9 @@ class MemoryDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     device: int  # CUDA ordinal, or 0 for host memory
     memory: Literal["DRAM", "VRAM"]
     handshake: bytes  # NIXL agent metadata; empty for movers that need none
-    followers: tuple[MemoryDescriptor, ...] = ()  # of the ranks after the first: alike, each with its share of the heads
+    followers: tuple[
+        MemoryDescriptor, ...
+    ] = ()  # of the ranks after the first: alike, each with its share of the heads
 
     @property
     def ranks(self) -> tuple[MemoryDescriptor, ...]:

@@ -117,7 +117,12 @@ class _Outgoing(_Pair):
     """Sends one write after the other, on a thread of its own."""
 
     def __init__(
-        self, peer: Incarnation, device: torch.device, name: Incarnation, address: Address, news: Callable[[Completion], None]
+        self,
+        peer: Incarnation,
+        device: torch.device,
+        name: Incarnation,
+        address: Address,
+        news: Callable[[Completion], None],
     ) -> None:
         super().__init__(peer, device)
         self._name = name
@@ -179,14 +184,18 @@ class _Outgoing(_Pair):
 class _Incoming(_Pair):
     """Puts what one writer sends in its place; runs on the thread that accepted it."""
 
-    def __init__(self, peer: Incarnation, device: torch.device, rows: torch.Tensor, news: Callable[[Arrival], None]) -> None:
+    def __init__(
+        self, peer: Incarnation, device: torch.device, rows: torch.Tensor, news: Callable[[Arrival], None]
+    ) -> None:
         super().__init__(peer, device)
         self._rows = rows
         self._tell = news
 
     def serve(self, sock: socket.socket, meeting: Meeting) -> None:
         self.sock = sock
-        store = dist.TCPStore(sock.getpeername()[0], meeting.store_port, 2, is_master=False, timeout=timedelta(seconds=MEET_S))
+        store = dist.TCPStore(
+            sock.getpeername()[0], meeting.store_port, 2, is_master=False, timeout=timedelta(seconds=MEET_S)
+        )
         group = self.meet(sock, store, 1)
         while True:
             announced = _decode_announced(_receive(sock))
@@ -200,7 +209,7 @@ class _Incoming(_Pair):
             raise TransferError(f"{self.peer} writes blocks that are not among our {len(rows)}")
         data = torch.empty((len(target), rows.shape[1]), dtype=torch.uint8, device=self.device)
         _wait(group.recv([data], 0, 0), self.device)
-        with self.lock:
+        with self.lock, torch.inference_mode():  # the cache is a tensor of that mode
             if self.error is not None:
                 raise TransferError(self.error)
             rows[torch.tensor(target, device=self.device)] = data

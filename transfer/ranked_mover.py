@@ -162,9 +162,12 @@ class RankedMover:
             self._on_ended(Ended(self._own.pop(done.transfer), done.num_bytes, done.seconds, done.error))
         for arrival in own.arrivals:
             self._on_arrival(arrival)
-        for line in self._lines:
-            while line.poll():
-                self._on_report(_decode_report(line.recv_bytes()))
+        try:
+            for line in self._lines:
+                while line.poll():
+                    self._on_report(_decode_report(line.recv_bytes()))
+        except (EOFError, OSError):
+            pass  # a rank has ended, and with it the worker: whoever watches the ranks says so
         news, self._news = self._news, News([], [])
         return news
 
@@ -173,8 +176,11 @@ class RankedMover:
 
     def _tell(self, command: Command) -> None:
         message = _encode(command)
-        for line in self._lines:
-            line.send_bytes(message)
+        try:
+            for line in self._lines:
+                line.send_bytes(message)
+        except OSError as error:
+            raise TransferError(f"a rank of this worker has ended ({error})") from error
 
     def _ask(self, command: Command) -> list[Done]:
         self._tell(command)
@@ -184,8 +190,11 @@ class RankedMover:
         """Wait for each rank's answer, and take in the news that come before it."""
         answers: list[Done] = []
         for line in self._lines:
-            while not isinstance(report := _decode_report(line.recv_bytes()), Done):
-                self._on_report(report)
+            try:
+                while not isinstance(report := _decode_report(line.recv_bytes()), Done):
+                    self._on_report(report)
+            except (EOFError, OSError) as error:
+                raise TransferError(f"a rank of this worker has ended ({error})") from error
             answers.append(report)
         return answers
 

@@ -14,6 +14,7 @@ from baton.transfer.config import MoverKind
 from baton.transfer.factory import MoverPlace, make_plain_mover
 from baton.transfer.mover import Incarnation, MemoryDescriptor, PlainMover
 from baton.transfer.nixl_mover import set_env_defaults
+from baton.transfer.verified_mover import VerifiedMover
 
 ANSWER_S = 30.0
 
@@ -25,9 +26,11 @@ class Site:
     kind: MoverKind = "nixl"
     ours: str = "cpu"
     theirs: str = "cpu"
+    verify: bool = False
 
     def mover(self, kv: torch.Tensor, name: Incarnation) -> PlainMover:
-        return make_plain_mover(self.kind, kv, name, MoverPlace())
+        plain = make_plain_mover(self.kind, kv, name, MoverPlace())
+        return VerifiedMover(plain, kv) if self.verify else plain
 
 
 def serve(pipe: Connection, site: Site, incarnation: str, num_blocks: int, block_bytes: int, poll_s: float) -> None:

@@ -25,8 +25,12 @@ BOUND_S = 15.0
 SITES = [
     pytest.param(Site("nixl"), id="nixl, host memory"),
     pytest.param(Site("nccl"), id="gloo, host memory"),
+    pytest.param(Site("nixl", verify=True), id="nixl, host memory, verified"),
     pytest.param(Site("nixl", "cuda:0", "cuda:1"), id="nixl, two GPUs", marks=pytest.mark.multi_gpu),
     pytest.param(Site("nccl", "cuda:0", "cuda:1"), id="nccl, two GPUs", marks=pytest.mark.multi_gpu),
+    pytest.param(
+        Site("nccl", "cuda:0", "cuda:1", verify=True), id="nccl, two GPUs, verified", marks=pytest.mark.multi_gpu
+    ),
 ]
 
 
