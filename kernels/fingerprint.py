@@ -15,7 +15,7 @@ _WORDS_AT_ONCE = 1 << 20  # of the reference, to bound its memory
 
 
 def fingerprint_blocks(rows: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
-    """rows: [num_blocks, block_bytes] uint8, contiguous, block_bytes divisible by 8. blocks: [n] int64. -> [n] int64."""
+    """rows: [num_blocks, block_bytes] uint8 of whole 8-byte words; blocks: [n] int64. Returns [n] int64."""
     if rows.shape[1] % 8:
         raise ValueError(f"block_bytes = {rows.shape[1]} must be divisible by 8 to be fingerprinted")
     words = rows.view(torch.int64)

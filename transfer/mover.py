@@ -181,7 +181,7 @@ class PlainMover(Protocol):
     def write(
         self, peer: Incarnation, source: np.ndarray, target: np.ndarray, tag: bytes, staging: int | None = None
     ) -> int:
-        """`source` counts blocks of our KV, or of the memory that `staging` names; both sides' must be of one length."""
+        """`source` counts blocks of our KV, or of the memory that `staging` names, of the length of the peer's."""
         ...
 
     def poll(self) -> News: ...

@@ -1,4 +1,4 @@
-"""A `PlainMover` over torch's process groups of two: NCCL between GPUs, gloo between host memories. For sites with no NIXL.
+"""A `PlainMover` for sites without NIXL, over torch's process groups of two: NCCL between GPUs, gloo between CPUs.
 
 A writer dials the reader the first time that it writes, and hosts the store where the two meet: one communicator for
 each pair and direction. A write is announced over that socket, sent as one tensor, put in its place by the reader, and
@@ -18,6 +18,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeAlias
@@ -375,8 +376,6 @@ def _receive_exactly(sock: socket.socket, size: int) -> bytes:
 
 def _hang_up(sock: socket.socket) -> None:
     """Wake whoever waits on it."""
-    try:
+    with suppress(OSError):  # the other side was first
         sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass  # the other side was first
     sock.close()

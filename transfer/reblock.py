@@ -1,4 +1,4 @@
-"""Pushes to a peer whose blocks hold other tokens or other heads than ours: packs ours anew into staging, and sends that.
+"""Pushes to a peer whose blocks hold other tokens or heads than ours: packs ours anew into staging, and sends that.
 
 The rest of a hand-over counts the peer's blocks throughout; only the source of a write names, for each of them, what
 of ours fills it (`route.source_blocks`). A peer with blocks just like ours is written straight from the cache.

@@ -31,7 +31,7 @@ class Route:
     def find(
         cls, peer: Incarnation, memory: MemoryDescriptor, *, rank: int, world: int, block_size: int, block_bytes: int
     ) -> Route:
-        """`block_bytes` is of all our ranks together. Raises TransferError where neither side's cut divides the other's."""
+        """`block_bytes` is of all our ranks together. Raises TransferError where neither side's cut divides."""
         theirs = len(memory.ranks)
         for here, there, what in (
             (block_bytes, memory.total_block_bytes, "block_bytes"),

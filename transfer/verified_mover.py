@@ -1,7 +1,7 @@
 """A `PlainMover` around another that proves each write: its blocks' fingerprints travel with its tag.
 
 Both are computed on the device: of what is sent, before it leaves; of what came, when it has. A difference makes the
-Arrival an erroneous one. Reading needs no permission, so an arrival for blocks that are no longer the peer's does no harm.
+Arrival an erroneous one. To check only reads, so an arrival for blocks that are no longer the peer's does no harm.
 """
 
 from __future__ import annotations

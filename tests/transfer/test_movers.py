@@ -107,7 +107,7 @@ def test_every_write_of_a_burst_is_told_exactly_once(mover: PlainMover, peer: Pe
 
 
 def test_a_block_number_out_of_range_is_refused(mover: PlainMover, peer: Peer) -> None:
-    with pytest.raises(TransferError, match="InvalidParam|has 64 blocks, none numbered 64"):
+    with pytest.raises(TransferError, match=r"InvalidParam|has 64 blocks, none numbered 64"):
         mover.write(peer.incarnation, numbers(0), numbers(NUM_BLOCKS), b"beyond")
 
 
