@@ -37,6 +37,7 @@ from baton.transfer.actions import (
 from baton.transfer.layout import LayoutMismatch, check_layout
 from baton.transfer.mover import Arrival, Incarnation, TransferError
 from baton.transfer.mover_loop import MoverLoop
+from baton.transfer.route import SLICES
 from baton.transfer.target import HandoverTarget
 from baton.transfer.wire import Attempt, Hello, Message
 
@@ -63,7 +64,7 @@ class _Import:
     num_blocks: int  # that the peer sends
     parts: int  # that the heads come in: how many times our ranks the peer has
     blocks: tuple[int, ...] = ()  # where it puts them
-    is_joining: bool = False  # all are there, and the mover puts the heads in order
+    is_restoring: bool = False  # all are there, and the mover makes them what they are to be
     tokens: tuple[int, ...] = ()  # what the peer sampled
 
 
@@ -122,7 +123,7 @@ class DecodeRole:
         """End the request's hand-over; fine when there is none."""
         if (current := self._imports.get(request_id)) is None:
             return
-        if current.is_joining:
+        if current.is_restoring:
             self._quarantine(current.attempt)  # from our own mover
         else:
             self._run(self._target.abort(current.attempt, time.monotonic()))
@@ -273,14 +274,14 @@ class DecodeRole:
 
     def _land(self, attempt: Attempt) -> None:
         current = self._imports[attempt.handover]
-        if current.parts == 1:
+        if current.parts == 1 and not self._hello.memory.compressed:
             self._adopt(attempt)
         else:
-            current.is_joining = True
-            self._start(self._join(current))
+            current.is_restoring = True
+            self._start(self._restore(current))
 
-    async def _join(self, current: _Import) -> None:
-        await self._mover.join_heads(current.blocks, current.parts)
+    async def _restore(self, current: _Import) -> None:
+        await self._mover.restore(current.blocks, current.parts)
         if self._imports.get(current.attempt.handover) is current:
             self._adopt(current.attempt)
         else:  # cancelled meanwhile
@@ -289,7 +290,10 @@ class DecodeRole:
     def _adopt(self, attempt: Attempt) -> None:
         current = self._imports.pop(attempt.handover)
         memory = self._hello.memory
-        moved = Moved(current.num_blocks, current.num_blocks * memory.total_block_bytes, memory.mover)
+        num_bytes = current.num_blocks * memory.total_block_bytes
+        if memory.compressed:
+            num_bytes = num_bytes * memory.compressed // SLICES
+        moved = Moved(current.num_blocks, num_bytes, memory.mover)
         self._steps.post(lambda engine: engine.adopt_import(attempt.handover, current.tokens))
         self._listener.on_landed(attempt.handover, moved)
 

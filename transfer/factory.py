@@ -42,7 +42,7 @@ def make_rank_mover(
     plain = make_plain_mover(config.mover, kv, rank_name(worker, rank), place)
     if config.verify:
         plain = VerifiedMover(plain, kv)
-    return ReblockingMover(plain, kv, config.max_write_blocks, rank=rank, world=world)
+    return ReblockingMover(plain, kv, config.max_write_blocks, rank=rank, world=world, compress=config.compress)
 
 
 def make_plain_mover(kind: MoverKind, kv: torch.Tensor, name: Incarnation, place: MoverPlace) -> PlainMover:

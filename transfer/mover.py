@@ -25,6 +25,7 @@ class MemoryDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     device: int  # CUDA ordinal, or 0 for host memory
     memory: Literal["DRAM", "VRAM"]
     handshake: bytes  # NIXL agent metadata; empty for movers that need none
+    compressed: int = 0  # of the SLICES of a block, how many a compressed one fills, which is to come; 0: as it is
     followers: tuple[
         MemoryDescriptor, ...
     ] = ()  # of the ranks after the first: alike, each with its share of the heads
@@ -153,10 +154,10 @@ class KVMover(Protocol):
         """
         ...
 
-    def join_heads(self, blocks: np.ndarray, parts: int) -> None:
-        """Put the heads side by side in blocks of ours that a peer of `parts` times our ranks has wholly written.
+    def restore(self, blocks: np.ndarray, parts: int) -> None:
+        """Make blocks what they are to be, once a peer with `parts` times our ranks has wholly written them.
 
-        Returns when that is done on every rank.
+        Needed where `parts` > 1 or they came compressed. Returns when that is done on every rank.
         """
         ...
 

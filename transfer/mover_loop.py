@@ -91,9 +91,9 @@ class MoverLoop:
 
         await self._call(run)
 
-    async def join_heads(self, blocks: Sequence[int], parts: int) -> None:
-        """See `KVMover.join_heads`."""
-        await self._call(lambda: self._mover.join_heads(np.asarray(blocks, np.int64), parts))
+    async def restore(self, blocks: Sequence[int], parts: int) -> None:
+        """See `KVMover.restore`."""
+        await self._call(lambda: self._mover.restore(np.asarray(blocks, np.int64), parts))
 
     def expect_arrivals(self, expecting: bool, *, urgent: bool) -> None:
         """Poll eagerly while the target says `is_receiving`, and most so while it says `is_landing`."""

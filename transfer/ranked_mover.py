@@ -56,12 +56,12 @@ class Write(msgspec.Struct, frozen=True, tag=True):
     tag: bytes
 
 
-class JoinHeads(msgspec.Struct, frozen=True, tag=True):
+class Restore(msgspec.Struct, frozen=True, tag=True):
     blocks: bytes
     parts: int
 
 
-Command = Join | Connect | Disconnect | Write | JoinHeads
+Command = Join | Connect | Disconnect | Write | Restore
 
 # A rank to rank 0.
 
@@ -151,9 +151,9 @@ class RankedMover:
         self._tell(Write(peer, number, source.tobytes(), num_columns, target.tobytes(), tag))
         return number
 
-    def join_heads(self, blocks: np.ndarray, parts: int) -> None:
-        self._tell(JoinHeads(blocks.tobytes(), parts))
-        self._mover.join_heads(blocks, parts)
+    def restore(self, blocks: np.ndarray, parts: int) -> None:
+        self._tell(Restore(blocks.tobytes(), parts))
+        self._mover.restore(blocks, parts)
         self._answers()
 
     def poll(self) -> News:
@@ -270,7 +270,7 @@ class RankServer:
         self._report()  # what a disconnect has ended comes before its answer
         self._say(Done(error))
 
-    def _do(self, command: Join | Connect | Disconnect | JoinHeads) -> None:
+    def _do(self, command: Join | Connect | Disconnect | Restore) -> None:
         match command:
             case Connect(peer, memory):
                 self._mover.connect(peer, memory)
@@ -278,8 +278,8 @@ class RankServer:
             case Disconnect(peer):
                 self._mover.disconnect(peer)
                 self._peers.discard(peer)
-            case JoinHeads(blocks, parts):
-                self._mover.join_heads(np.frombuffer(blocks, np.int64), parts)
+            case Restore(blocks, parts):
+                self._mover.restore(np.frombuffer(blocks, np.int64), parts)
             case Join():
                 raise AssertionError("a rank joins once")
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 
+import msgspec
 import numpy as np
 import torch
 
-from baton.kernels.kv_pack import join_heads, pack_into
 from baton.transfer.mover import (
     Arrival,
     Completion,
@@ -25,17 +25,7 @@ from baton.transfer.mover import (
     worker_of,
 )
 from baton.transfer.route import Route
-
-NUM_BUFFERS = 2  # of staging: one is packed while the other is sent
-
-
-@dataclass(frozen=True, slots=True)
-class _Area:
-    """Staging for peers with blocks of one form, registered with the mover."""
-
-    memory: torch.Tensor  # [NUM_BUFFERS * parts * buffer, num_layers, 2, block_size, num_kv_heads / parts, head_dim]
-    handle: int
-    free: list[int]  # the first block of each buffer that nobody uses
+from baton.transfer.staging import Packed, Staging, compressed_slices, restore
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,13 +42,14 @@ class _Write:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Staged:
-    """A write whose blocks lie in the buffer that starts at block `buffer`, or will once `packed` has happened."""
+    """A write whose blocks lie in staging, or will soon."""
 
     write: _Write
-    area: _Area
-    buffer: int
-    firsts: tuple[int, ...]  # for each part, the staging block of the write's first target
-    packed: torch.cuda.Event | None
+    staging: Staging
+    packed: Packed
+
+    def free(self) -> None:
+        self.staging.free.append(self.packed.buffer)
 
 
 @dataclass(slots=True, eq=False)
@@ -79,24 +70,32 @@ class ReblockingMover:
     """
 
     def __init__(
-        self, mover: PlainMover, kv: torch.Tensor, max_write_blocks: int, *, rank: int = 0, world: int = 1
+        self,
+        mover: PlainMover,
+        kv: torch.Tensor,
+        max_write_blocks: int,
+        *,
+        rank: int = 0,
+        world: int = 1,
+        compress: bool = False,
     ) -> None:
+        """`compress`: peers are to write our blocks compressed."""
         self._mover = mover
         self._kv = kv
         self._max_write_blocks = max_write_blocks
         self._rank, self._world = rank, world
         self._routes: dict[Incarnation, Route] = {}
-        self._areas: dict[tuple[int, int], _Area] = {}  # by block size and parts
+        self._stagings: dict[tuple[int, int, int], Staging] = {}  # by `Route.form`
         self._waiting: deque[_Write] = deque()
         self._packing: deque[_Staged] = deque()
         self._sending: dict[int, _Sending] = {}  # by the inner mover's ids
         self._failed: list[Completion] = []  # for the next poll
         self._arrived: Counter[Arrival] = Counter()  # where several ranks' writes make one
         self._num_writes = 0
-        self._stream: torch.cuda.Stream | None = None
+        self._compressed = compressed_slices(kv) if compress else 0
 
     def describe(self) -> MemoryDescriptor:
-        return self._mover.describe()
+        return msgspec.structs.replace(self._mover.describe(), compressed=self._compressed)
 
     def connect(self, peer: Incarnation, memory: MemoryDescriptor) -> None:
         self.disconnect(peer)
@@ -106,7 +105,7 @@ class ReblockingMover:
         )
         self._routes[peer] = route
         for rank in route.ranks:
-            self._mover.connect(rank_name(peer, rank), memory.ranks[rank].divided(route.stretches))
+            self._mover.connect(rank_name(peer, rank), memory.ranks[rank].divided(route.pieces))
 
     def disconnect(self, peer: Incarnation) -> None:
         for write in [write for write in self._waiting if write.peer == peer]:
@@ -114,7 +113,7 @@ class ReblockingMover:
             self._failed.append(write.failed(f"disconnected from {peer}"))
         for staged in [staged for staged in self._packing if staged.write.peer == peer]:
             self._packing.remove(staged)
-            staged.area.free.append(staged.buffer)  # the next to be packed there is packed on the same stream
+            staged.free()  # the next to be packed there is packed on the same stream
             self._failed.append(staged.write.failed(f"disconnected from {peer}"))
         for arrival in [arrival for arrival in self._arrived if arrival.peer == peer]:
             del self._arrived[arrival]
@@ -127,9 +126,8 @@ class ReblockingMover:
         route = self._routes.get(peer)
         if route is None:
             raise TransferError(f"not connected to peer {peer}")
-        if source.ndim == 1 and route.parts == 1:
-            name = rank_name(peer, route.ranks[0])
-            return self._mover.write(name, source, target * route.stretches + route.stretch, tag)
+        if source.ndim == 1 and route.parts == 1 and not route.compressed:
+            return self._mover.write(rank_name(peer, route.ranks[0]), source, route.places(target), tag)
         if len(target) > self._max_write_blocks:
             raise TransferError(f"a write of {len(target)} blocks exceeds max_write_blocks = {self._max_write_blocks}")
         self._num_writes += 1
@@ -137,10 +135,10 @@ class ReblockingMover:
         self._advance()
         return -self._num_writes
 
-    def join_heads(self, blocks: np.ndarray, parts: int) -> None:
+    def restore(self, blocks: np.ndarray, parts: int) -> None:
         for start in range(0, len(blocks), self._max_write_blocks):  # which bounds the memory that it takes
             some = torch.tensor(blocks[start : start + self._max_write_blocks], device=self._kv.device)
-            join_heads(self._kv, some, parts)
+            restore(self._kv, some, parts, compressed=bool(self._compressed))
         if self._kv.is_cuda:
             torch.cuda.current_stream(self._kv.device).synchronize()
 
@@ -168,8 +166,8 @@ class ReblockingMover:
         return None if sending.pending else self._finish(sending)
 
     def _finish(self, sending: _Sending) -> Completion:
-        staged, write = sending.staged, sending.staged.write
-        staged.area.free.append(staged.buffer)
+        write = sending.staged.write
+        sending.staged.free()
         return Completion(write.id, write.peer, write.tag, sending.num_bytes, sending.seconds, sending.error)
 
     def _whole(self, arrival: Arrival) -> Arrival | None:
@@ -190,26 +188,30 @@ class ReblockingMover:
         while self._waiting:
             write = self._waiting[0]
             try:
-                area = self._area(self._routes[write.peer])
+                staging = self._staging(self._routes[write.peer])
             except TransferError as error:
                 self._failed.append(self._waiting.popleft().failed(str(error)))
                 continue
-            if not area.free:
+            if not staging.free:
                 break
-            self._packing.append(self._pack(self._waiting.popleft(), area))
-        while self._packing and ((packed := self._packing[0].packed) is None or packed.query()):
+            self._packing.append(_Staged(self._waiting.popleft(), staging, staging.pack(write.source)))
+        while self._packing and ((done := self._packing[0].packed.done) is None or done.query()):
             self._post(self._packing.popleft())
+
+    def _staging(self, route: Route) -> Staging:
+        if (staging := self._stagings.get(route.form)) is None:
+            staging = self._stagings[route.form] = Staging(self._mover, self._kv, route, self._max_write_blocks)
+        return staging
 
     def _post(self, staged: _Staged) -> None:
         """Write each part to its rank. One that cannot be posted fails the write when the others have ended."""
         write = staged.write
         route = self._routes[write.peer]
         sending = _Sending(staged)
-        target = write.target * route.stretches + route.stretch
-        for rank, first in zip(route.ranks, staged.firsts, strict=True):
-            source = np.arange(first, first + len(target))
+        target = route.places(write.target)
+        for rank, source in zip(route.ranks, staged.packed.sources, strict=True):
             try:
-                id = self._mover.write(rank_name(write.peer, rank), source, target, write.tag, staged.area.handle)
+                id = self._mover.write(rank_name(write.peer, rank), source, target, write.tag, staged.staging.handle)
             except TransferError as error:
                 sending.error = str(error)
             else:
@@ -217,42 +219,3 @@ class ReblockingMover:
                 self._sending[id] = sending
         if not sending.pending:
             self._failed.append(self._finish(sending))
-
-    def _area(self, route: Route) -> _Area:
-        key = (route.block_size, route.parts)
-        if (area := self._areas.get(key)) is None:
-            parts, recut = route.parts, self._kv.shape[3] // route.block_size
-            buffer = parts * (self._max_write_blocks + max(0, recut - 1))  # a write may begin inside one of our blocks
-            heads = self._kv.shape[4] // parts
-            shape = (NUM_BUFFERS * buffer, *self._kv.shape[1:3], route.block_size, heads, self._kv.shape[5])
-            try:
-                memory = torch.zeros(shape, dtype=self._kv.dtype, device=self._kv.device)
-            except torch.OutOfMemoryError as error:
-                raise TransferError(f"no memory to stage {shape[0]} blocks of {route.block_size} tokens") from error
-            area = _Area(memory, self._mover.stage(memory), list(range(0, shape[0], buffer)))
-            self._areas[key] = area
-        return area
-
-    def _pack(self, write: _Write, area: _Area) -> _Staged:
-        ours, theirs = self._kv.shape[3], area.memory.shape[3]
-        parts = self._kv.shape[4] // area.memory.shape[4]
-        buffer, skip = area.free.pop(), 0
-        if theirs > ours:
-            blocks = write.source[write.source >= 0]
-        else:
-            named = write.source[:, 0]
-            skip = int(named[0]) % (ours // theirs)
-            owners = named // (ours // theirs)
-            blocks = owners[np.diff(owners, prepend=-1) != 0]
-        length = skip + len(write.target)
-        staging = area.memory[buffer : buffer + parts * length].view(parts, length, *area.memory.shape[1:])
-        firsts = tuple(buffer + part * length + skip for part in range(parts))
-        if not self._kv.is_cuda:
-            pack_into(self._kv, torch.as_tensor(blocks), staging)
-            return _Staged(write, area, buffer, firsts, None)
-        self._stream = self._stream or torch.cuda.Stream(self._kv.device, priority=-1)  # ahead of prefill's kernels
-        with torch.cuda.stream(self._stream):
-            pack_into(self._kv, torch.as_tensor(blocks, device=self._kv.device), staging)
-            packed = torch.cuda.Event()
-            packed.record()
-        return _Staged(write, area, buffer, firsts, packed)

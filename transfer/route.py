@@ -10,8 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from baton.transfer.actions import SourceBlock
 from baton.transfer.mover import Incarnation, MemoryDescriptor, TransferError
+
+SLICES = 64  # of a block; a compressed one fills the first few
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,24 @@ class Route:
     stretches: int
     stretch: int  # which of them is ours
     block_size: int  # the peer's
+    compressed: int  # see MemoryDescriptor
+
+    @property
+    def form(self) -> tuple[int, int, int]:
+        """What blocks look like that go this way."""
+        return (self.block_size, self.parts, self.compressed)
+
+    @property
+    def pieces(self) -> int:
+        """How many equal ones each of the peer's blocks is counted as."""
+        return self.stretches * (SLICES if self.compressed else 1)
+
+    def places(self, blocks: np.ndarray) -> np.ndarray:
+        """Name the pieces of the peer's blocks that are ours to write."""
+        stretches = blocks * self.stretches + self.stretch
+        if not self.compressed:
+            return stretches
+        return (stretches[:, None] * SLICES + np.arange(self.compressed)).reshape(-1)
 
     @classmethod
     def find(
@@ -42,10 +64,10 @@ class Route:
         size = block_size * memory.total_block_bytes // block_bytes
         if theirs >= world:
             parts = theirs // world
-            return cls(range(rank * parts, (rank + 1) * parts), parts, 1, 0, size)
+            return cls(range(rank * parts, (rank + 1) * parts), parts, 1, 0, size, memory.compressed)
         stretches = world // theirs
         first = rank // stretches
-        return cls(range(first, first + 1), 1, stretches, rank % stretches, size)
+        return cls(range(first, first + 1), 1, stretches, rank % stretches, size, memory.compressed)
 
 
 def source_blocks(blocks: Sequence[int], ours: int, theirs: int) -> Sequence[SourceBlock]:

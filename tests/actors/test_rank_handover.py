@@ -32,7 +32,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=97,
-        hidden_size=64,
+        hidden_size=128,
         intermediate_size=96,
         num_hidden_layers=3,
         num_attention_heads=8,
@@ -44,12 +44,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def worker_config(model: Path, role: Role, tensor_parallel: int, block_size: int) -> WorkerConfig:
+def worker_config(model: Path, role: Role, tensor_parallel: int, block_size: int, device: str = "cpu") -> WorkerConfig:
     """Chunks of 24 tokens end inside the blocks of either side; writes of 4 blocks keep staging busy."""
     return WorkerConfig(
         model=str(model),
         served_name="tiny",
-        device="cpu",
+        device=device,
+        dtype="float32",
         num_threads=1,
         tensor_parallel=tensor_parallel,
         engine=EngineConfig(
@@ -65,8 +66,9 @@ def worker_config(model: Path, role: Role, tensor_parallel: int, block_size: int
 
 
 @asynccontextmanager
-async def running(model: Path, role: Role, tensor_parallel: int, block_size: int) -> AsyncIterator[Worker]:
-    worker = Worker(worker_id=role, role=role, config=worker_config(model, role, tensor_parallel, block_size))
+async def running(model: Path, role: Role, tensor_parallel: int, block_size: int, device: str) -> AsyncIterator[Worker]:
+    config = worker_config(model, role, tensor_parallel, block_size, device)
+    worker = Worker(worker_id=role, role=role, config=config)
     await worker.start()
     try:
         yield worker
@@ -101,17 +103,18 @@ def monolithic(model: Path) -> dict[int, tuple[int, ...]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.multi_gpu)])
 @pytest.mark.parametrize(
     ("prefill", "decode"),
     [((1, 16), (2, 32)), ((2, 32), (1, 16)), ((2, 16), (2, 16))],
     ids=["TP 1 to 2, blocks of 16 to 32", "TP 2 to 1, blocks of 32 to 16", "TP 2 to 2"],
 )
 async def test_the_same_tokens_as_from_one_worker(
-    model: Path, monolithic: dict[int, tuple[int, ...]], prefill: tuple[int, int], decode: tuple[int, int]
+    model: Path, monolithic: dict[int, tuple[int, ...]], prefill: tuple[int, int], decode: tuple[int, int], device: str
 ) -> None:
     async with (
-        running(model, "prefill", *prefill) as p,
-        running(model, "decode", *decode) as d,
+        running(model, "prefill", *prefill, device) as p,
+        running(model, "decode", *decode, device) as d,
         Client(d.info().peer.address) as client,
     ):
         for length in LENGTHS:
@@ -122,7 +125,7 @@ async def test_the_same_tokens_as_from_one_worker(
             num_blocks = -(-length // decode[1])
             moved = num_blocks if num_blocks > 1 else 0
             assert served.blocks_moved == moved, "the last block alone is not worth a hand-over"
-            assert served.bytes_moved == moved * decode[1] * 3 * 2 * 4 * 8 * 4
+            assert served.bytes_moved == moved * decode[1] * 3 * 2 * 4 * 16 * 4
         assert len(set(itertools.chain(*monolithic.values()))) > 20, "the model says always the same"
         await cancels_leave_nothing(client, p, d)
 

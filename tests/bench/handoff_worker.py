@@ -70,7 +70,7 @@ class NotingMover:
         self.describe = mover.describe
         self.connect = mover.connect
         self.disconnect = mover.disconnect
-        self.join_heads = mover.join_heads
+        self.restore = mover.restore
         self.close = mover.close
 
     def write(self, peer: Incarnation, source: np.ndarray, target: np.ndarray, tag: bytes) -> int:

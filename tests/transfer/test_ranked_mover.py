@@ -18,7 +18,7 @@ from baton.transfer.local_mover import LocalFabric, LocalMover
 from baton.transfer.mover import Arrival, Completion, Incarnation, KVMover, TransferError, rank_name
 from baton.transfer.ranked_mover import Join, RankedMover, RankServer
 from baton.transfer.reblock import ReblockingMover
-from baton.transfer.route import source_blocks
+from baton.transfer.route import SLICES, source_blocks
 
 A, B = Incarnation("a"), Incarnation("b")
 HEADS, NUM_BLOCKS, MAX_WRITE_BLOCKS = 8, 12, 4
@@ -35,14 +35,16 @@ class RankedWorker:
     threads: list[threading.Thread]
 
     @classmethod
-    def start(cls, fabric: LocalFabric, worker: Incarnation, world: int, block_size: int, fill: bool) -> RankedWorker:
-        whole = torch.randn(NUM_BLOCKS, 3, 2, block_size, HEADS, 4) * fill
+    def start(
+        cls, fabric: LocalFabric, worker: Incarnation, world: int, block_size: int, fill: bool, compress: bool = False
+    ) -> RankedWorker:
+        whole = torch.randn(NUM_BLOCKS, 3, 2, block_size, HEADS, 4, dtype=torch.bfloat16) * fill
         kvs = [share.contiguous() for share in whole.chunk(world, dim=4)]
 
         def rank_mover(rank: int) -> Callable[[Join], KVMover]:
             def make(join: Join) -> KVMover:
                 plain = LocalMover(fabric, kvs[rank], rank_name(join.worker, rank))
-                return ReblockingMover(plain, kvs[rank], MAX_WRITE_BLOCKS, rank=rank, world=world)
+                return ReblockingMover(plain, kvs[rank], MAX_WRITE_BLOCKS, rank=rank, world=world, compress=compress)
 
             return make
 
@@ -82,7 +84,7 @@ def serve(server: RankServer) -> None:
         server.run()
 
 
-Start = Callable[[Incarnation, int, int, bool], RankedWorker]
+Start = Callable[..., RankedWorker]
 
 
 @pytest.fixture
@@ -94,8 +96,8 @@ def fabric() -> LocalFabric:
 def start(fabric: LocalFabric) -> Iterator[Start]:
     started: list[RankedWorker] = []
 
-    def start(worker: Incarnation, world: int, block_size: int, fill: bool) -> RankedWorker:
-        started.append(RankedWorker.start(fabric, worker, world, block_size, fill))
+    def start(worker: Incarnation, world: int, block_size: int, fill: bool, compress: bool = False) -> RankedWorker:
+        started.append(RankedWorker.start(fabric, worker, world, block_size, fill, compress))
         return started[-1]
 
     yield start
@@ -121,7 +123,7 @@ def test_tokens_arrive_whole_whatever_ranks_and_blocks_they_lie_in(
     assert completion.num_bytes == len(places) * target.mover.describe().total_block_bytes
     assert target.wait(lambda: target.mover.poll().arrivals) == [Arrival(A, b"t")]
     if world > peer_world:
-        target.mover.join_heads(np.asarray(places, np.int64), world // peer_world)
+        target.mover.restore(np.asarray(places, np.int64), world // peer_world)
     num_tokens = len(places) * peer_size
     assert torch.equal(target.tokens(places), source.tokens(blocks)[:, :, :num_tokens])
     assert not target.tokens([block for block in range(NUM_BLOCKS) if block not in places]).any()
@@ -155,3 +157,36 @@ def test_disconnecting_ends_what_every_rank_has_pending(start: Start, fabric: Lo
     assert not fabric.pending
     with pytest.raises(TransferError, match="not connected to peer b"):
         source.mover.write(B, np.array([1]), np.array([3]), b"t")
+
+
+@pytest.mark.parametrize(("size", "peer_size"), [(4, 4), (4, 8), (8, 4)])
+@pytest.mark.parametrize(("world", "peer_world"), [(1, 1), (1, 2), (2, 1)])
+def test_compressed_tokens_arrive_within_the_stated_error_and_with_fewer_bytes(
+    start: Start, world: int, peer_world: int, size: int, peer_size: int
+) -> None:
+    source, target = start(A, world, size, True), start(B, peer_world, peer_size, False, compress=True)
+    source.mover.connect(B, target.mover.describe())
+    target.mover.connect(A, source.mover.describe())
+    blocks = [7, 2, 11, 4]
+    named = source_blocks(blocks, size, peer_size)[:MAX_WRITE_BLOCKS]
+    places = [9, 0, 5, 3][: len(named)]
+    source.mover.write(B, np.asarray(named, np.int64), np.asarray(places, np.int64), b"t")
+    (completion,) = source.wait(lambda: source.mover.poll().completions)
+    memory = target.mover.describe()
+    assert isinstance(completion, Completion) and completion.error is None
+    assert completion.num_bytes == len(places) * memory.total_block_bytes * memory.compressed // SLICES
+    assert 0.5 < memory.compressed / SLICES < 0.7, "half, and the scales, which weigh much in blocks so small"
+    target.wait(lambda: target.mover.poll().arrivals)
+    target.mover.restore(np.asarray(places, np.int64), max(1, world // peer_world))
+    sent = source.tokens(blocks)[:, :, : len(places) * peer_size].float()
+    came = target.tokens(places).float()
+    smallest_step = sent.abs().amax() / 448 * 2**-9
+    assert ((came - sent).abs() <= sent.abs() * (1 / 16 + 2**-8) + smallest_step).all()
+    assert ((came - sent).pow(2).mean() / sent.pow(2).mean()).sqrt() < 0.03
+    assert not target.tokens([block for block in range(NUM_BLOCKS) if block not in places]).any()
+
+
+def test_kv_that_cannot_be_compressed_is_refused_at_the_start(fabric: LocalFabric) -> None:
+    kv = torch.zeros(4, 3, 2, 4, 2, 4, dtype=torch.int64)
+    with pytest.raises(TransferError, match=r"transfer.compress halves 16-bit KV .* this is torch.int64"):
+        ReblockingMover(LocalMover(fabric, kv, A), kv, MAX_WRITE_BLOCKS, compress=True)
