@@ -81,7 +81,9 @@ class Staging:
         length, start = skip + len(source), buffer * self._buffer_blocks
         with torch.cuda.stream(self._stream):
             self._fill(torch.tensor(blocks, device=self._kv.device), start, length)
-            done = None if self._stream is None else self._stream.record_event()
+            done = None if self._stream is None else torch.cuda.Event()
+            if done is not None:
+                done.record()
         firsts = (start + part * length + skip for part in range(self._parts))
         return Packed(buffer, tuple(self._named(first, len(source)) for first in firsts), done)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -147,7 +148,7 @@ def failure_within_bound(mover: PlainMover, peer: Incarnation) -> str:
 def test_a_peer_with_another_mover_is_refused_by_name(mover: PlainMover) -> None:
     theirs: MemoryDescriptor = msgspec.structs.replace(mover.describe(), mover="local")
     ours = mover.describe().mover
-    with pytest.raises(TransferError, match=f"mover is {ours!r} here but 'local' at peer odd"):
+    with pytest.raises(TransferError, match=re.escape(f"mover is {ours!r} here but 'local' at peer odd")):
         mover.connect(Incarnation("odd"), theirs)
 
 
