@@ -41,6 +41,7 @@ class GatedMover:
         self._worker = worker
         self.connect = mover.connect
         self.disconnect = mover.disconnect
+        self.restore = mover.restore
         self.expect_arrivals = mover.expect_arrivals
         self.close = mover.close
         self.wait_ended = mover.wait_ended
