@@ -25,6 +25,7 @@ from baton.transfer.layout import check_layout
 from baton.transfer.mover import Completion, Incarnation
 from baton.transfer.mover_loop import MoverLoop
 from baton.transfer.route import source_blocks
+from baton.transfer.slow_link import SlowLinks
 from baton.transfer.source import HandoverSource
 from baton.transfer.wire import Attempt, Hello, Message
 
@@ -54,6 +55,7 @@ class PrefillRole:
         self._mover = mover
         self._source = source
         self._metrics = metrics
+        self._links = SlowLinks(is_gpu=hello.memory.memory == "VRAM")
         self._sessions: dict[Incarnation, PeerSession] = {}
         self._block_sizes: dict[Incarnation, int] = {}  # of every life so far, one number each
         self._lives: dict[str, Incarnation] = {}  # the last one of each decode worker
@@ -116,6 +118,8 @@ class PrefillRole:
     def on_completion(self, completion: Completion) -> None:
         if completion.error is None:
             self._metrics.on_write(completion.num_bytes, completion.seconds)
+            if (slow := self._links.note(completion)) is not None:
+                log.warning(slow)
         else:
             log.warning("write to %s failed: %s", completion.peer, completion.error)
             self._hang_up(completion.peer)
