@@ -14,7 +14,7 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -43,6 +43,11 @@ class Ranks(Protocol):
     @property
     def collective(self) -> Collective: ...
 
+    @property
+    def mover_lines(self) -> Sequence[Connection]:
+        """Return a line to the mover of each rank: see `baton.transfer.ranked_mover`."""
+        ...
+
     def agree(self, num_blocks: int) -> int:
         """Return how many KV blocks every rank has room for. Each rank asks once, before it makes its cache."""
         ...
@@ -64,6 +69,7 @@ class NoRanks:
     """A worker whose model is whole."""
 
     collective: Collective = NoCollective()
+    mover_lines: Sequence[Connection] = ()
 
     def agree(self, num_blocks: int) -> int:
         return num_blocks
@@ -86,6 +92,7 @@ class Seat:
     world: int
     rendezvous: Path
     line: Connection
+    mover_line: Connection
 
     def take(self, device: torch.device) -> TorchCollective:
         """Tie this process's life to rank 0's, then meet the other ranks."""
@@ -117,9 +124,10 @@ class RankProcesses:
         self._folder = Path(tempfile.mkdtemp(prefix="baton-ranks-"))
         rendezvous = self._folder / "rendezvous"
         context = multiprocessing.get_context("spawn")
-        pairs = [context.Pipe() for _ in range(1, world)]
-        seats = [Seat(rank, world, rendezvous, theirs) for rank, (_, theirs) in enumerate(pairs, 1)]
-        self._lines = [ours for ours, _ in pairs]
+        pairs = [(context.Pipe(), context.Pipe()) for _ in range(1, world)]
+        seats = [Seat(rank, world, rendezvous, a[1], b[1]) for rank, (a, b) in enumerate(pairs, 1)]
+        self._lines = [ours for (ours, _), _ in pairs]
+        self.mover_lines = [ours for _, (ours, _) in pairs]
         self._processes = [
             context.Process(target=main, args=(config, seat), name=f"rank-{seat.rank}", daemon=True) for seat in seats
         ]
@@ -169,7 +177,7 @@ class RankProcesses:
 
     def close(self) -> None:
         self._is_closing.set()
-        for line in self._lines:
+        for line in (*self._lines, *self.mover_lines):
             line.close()
         self._watcher.join(STOP_S)
         self._kill()
@@ -191,7 +199,8 @@ class RankProcesses:
         try:
             for process, seat in zip(self._processes, seats, strict=True):
                 process.start()
-                seat.line.close()  # ours of its two copies, so that its end ends the line
+                for line in (seat.line, seat.mover_line):
+                    line.close()  # ours of its two copies, so that its end ends the line
         except BaseException as error:
             self._started.set_exception(error)
             return
