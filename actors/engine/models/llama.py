@@ -93,7 +93,10 @@ class Llama:
         for i, layer in enumerate(self.layers):
             cache = LayerCache(kv[:, i], inputs.places, attention[self._backends[i]])
             h = layer.feed(layer.attend(h, self._cos_sins[i], cache))
-        return norm_linear(h.index_select(0, inputs.logit_rows), self.final_norm, self.lm_head)
+        return h
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return norm_linear(hidden, self.final_norm, self.lm_head)
 
 
 def _norm(weights: Weights, name: str, config: ModelConfig) -> NormWeight:
