@@ -8,7 +8,6 @@ tokenizers library releases the GIL there).
 from __future__ import annotations
 
 import asyncio
-import json
 import mmap
 import re
 import secrets
@@ -22,15 +21,12 @@ import jinja2
 import tokenizers
 from tokenizers import pre_tokenizers
 
+from baton.actors.engine.vocabulary import token_bytes
 from baton.router.errors import InvalidRequest
 
 GGUF_METADATA_BYTES = 64 * 2**20  # metadata comes first in the file; that of the largest vocabularies is 20 MB
 
 ChatMessage = Mapping[str, str]  # role, content and perhaps name
-
-
-class UnsupportedTokenizer(Exception):
-    """The model's tokenizer cannot be mapped to bytes; the message says what was found."""
 
 
 class Tokenizer:
@@ -45,7 +41,7 @@ class Tokenizer:
         self.special_ids: frozenset[int] = frozenset(cast("list[int]", hf.all_special_ids)) | {
             id for id, token in hf.added_tokens_decoder.items() if token.special
         }
-        self.token_bytes: tuple[bytes, ...] = _token_bytes(self._backend, self.vocab_size)
+        self.token_bytes: tuple[bytes, ...] = token_bytes(self._backend, self.vocab_size)
         self._chat = _ChatEncoder(self._backend, self.special_ids)
 
     @classmethod
@@ -147,38 +143,3 @@ def _gguf_pre_tokenizer(path: Path) -> str:
         start = found + 8 + len(key) + 4 + 8  # the key and its length; the value's type and its length
         (length,) = struct.unpack_from("<Q", data, start - 8)
         return data[start : start + length].decode()
-
-
-def _token_bytes(backend: tokenizers.Tokenizer, vocab_size: int) -> tuple[bytes, ...]:
-    """Return every token's own bytes; those of a text are their concatenation."""
-    decoder: dict[str, Any] = json.loads(backend.to_str())["decoder"] or {}
-    kinds = {decoder.get("type"), *(part["type"] for part in decoder.get("decoders", ()))}
-    added = {id: token.content.encode() for id, token in backend.get_added_tokens_decoder().items()}
-    pieces = [backend.id_to_token(id) or "" for id in range(vocab_size)]
-    if "ByteLevel" in kinds:
-        to_byte = _byte_level_alphabet()
-        return tuple(added[id] if id in added else _byte_level_bytes(piece, to_byte) for id, piece in enumerate(pieces))
-    if kinds & {"ByteFallback", "Metaspace"}:
-        return tuple(added[id] if id in added else _sentencepiece_bytes(piece) for id, piece in enumerate(pieces))
-    raise UnsupportedTokenizer(
-        f"decoder {decoder.get('type')!r} is neither byte-level nor SentencePiece-like; convert the tokenizer"
-    )
-
-
-def _byte_level_alphabet() -> dict[str, int]:
-    """Return GPT-2's printable stand-in for each byte, inverted: printable bytes are themselves, others follow 256."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-def _byte_level_bytes(piece: str, to_byte: dict[str, int]) -> bytes:
-    if all(char in to_byte for char in piece):
-        return bytes(to_byte[char] for char in piece)
-    return piece.encode()  # not written in the alphabet: itself, as the tokenizers library decodes it
-
-
-def _sentencepiece_bytes(piece: str) -> bytes:
-    if re.fullmatch(r"<0x[0-9A-F]{2}>", piece):
-        return bytes([int(piece[3:5], 16)])
-    return piece.replace("▁", " ").encode()

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 from baton.actors.engine.batch import Batch, PendingStep, Row, StepOutput
+from baton.actors.engine.grammar import GrammarStore
 from baton.actors.engine.models.model import Model, StepInputs
 from baton.actors.engine.request import TokenLogprobs
 from baton.actors.engine.sampler_state import SlotStates
@@ -31,12 +32,13 @@ class TorchRunner:
         *,
         num_slots: int,
         make_attention: Callable[[AttentionShape], AttentionBackend],
+        grammars: GrammarStore | None = None,
     ) -> None:
         self._model = model
         self._kv = kv
         self._block_size = kv.shape[3]
         self._attention = [make_attention(shape) for shape in model.shapes]
-        self._slots = SlotStates(num_slots, model.config.vocab_size, model.config.eos_ids, kv.device)
+        self._slots = SlotStates(num_slots, model.config.vocab_size, model.config.eos_ids, kv.device, grammars)
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> PendingStep:
@@ -70,7 +72,9 @@ class TorchRunner:
         """Sample for the rows that want it, `sampled` of all `rows`; `places` and `logits` have one entry for each."""
         ids = sample(logits, self._slots.tensors(sampled, places.slots, places.positions)).ids
         self._slots.record(places.slots, ids)
-        return SampledStep(rows, HostCopy((ids,)), self._logprobs(sampled, logits, ids))
+        copy = HostCopy((ids,))
+        self._slots.note(sampled, copy)
+        return SampledStep(rows, copy, self._logprobs(sampled, logits, ids))
 
     def _logprobs(self, rows: Sequence[Row], logits: torch.Tensor, ids: torch.Tensor) -> StepLogprobs | None:
         wanted = {i: num for i, row in enumerate(rows) if (num := self._slots.num_logprobs(row.slot)) is not None}

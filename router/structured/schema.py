@@ -109,6 +109,8 @@ class _Lowering:
                 written[key] = value
         if alternative.type == "object":
             return _checked_object(written, alternative.path)
+        if "pattern" in written and ("minLength" in written or "maxLength" in written):
+            raise UnsupportedSchema(f"{alternative.path}/pattern", "together with minLength or maxLength")
         return _checked_array(written) if alternative.type == "array" else _checked_scalar(written)
 
     def _alternatives(self, node: Node, refs: tuple[str, ...]) -> list[Alternative]:

@@ -12,7 +12,8 @@ import transformers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 from baton.router.errors import InvalidRequest
-from baton.router.tokenizer import Tokenizer, UnsupportedTokenizer
+from baton.actors.engine.vocabulary import UnsupportedTokenizer
+from baton.router.tokenizer import Tokenizer
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}"
