@@ -1,4 +1,4 @@
-"""The process that tries grammars out for a worker: whatever a client's schema does to the compiler, it does here first.
+"""The process that tries grammars out for a worker: what a client's schema does to the compiler, it does here.
 
 One forked child for each grammar, with limits of processor time and memory, so that neither a crash nor an endless
 compilation costs more than itself. A compiler's warning means that it did not take the grammar literally: a refusal.

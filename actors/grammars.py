@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from baton.actors.engine.grammar import GrammarStore
 from baton.actors.grammar_process import CompilerSeat, Job, Verdict, compile_main, decode_verdict, encode_job
@@ -29,7 +28,25 @@ class CompilerLost(Exception):
     """The compiling process has ended. The next grammar starts another one."""
 
 
-class Grammars:
+class Grammars(Protocol):
+    async def compiled(self, text: str) -> xgrammar.CompiledGrammar | None:
+        """Return the grammar: while the caller holds it, the engine has it. Raises GrammarRefused or CompilerLost."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class NoGrammars:
+    """Of a worker whose model has no vocabulary."""
+
+    async def compiled(self, text: str) -> None:
+        raise GrammarRefused("this worker cannot constrain its output")
+
+    async def close(self) -> None:
+        pass
+
+
+class WorkerGrammars:
     def __init__(self, store: GrammarStore, seat: Callable[[], CompilerSeat]) -> None:
         """`seat` is asked when the first grammar comes, and the process started."""
         self._store = store
@@ -38,7 +55,6 @@ class Grammars:
         self._process: _Process | None = None
 
     async def compiled(self, text: str) -> xgrammar.CompiledGrammar:
-        """Return the grammar; while the caller holds it, the store has it. Raises GrammarRefused or CompilerLost."""
         found = self._store.find(text)
         if found is not None:
             return found

@@ -100,6 +100,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int | None = None  # prompt tokens not computed anew; set on the first output
     finish: FinishReason | None = None
     error: str | None = None  # for finish == "error"
+    is_refusal: bool = False  # the error is the client's to mend: its grammar cannot be honoured
     served: ServedBy | None = None
 
 

@@ -70,9 +70,7 @@ def make_compiler(vocabulary: Vocabulary, vocab_size: int) -> xgrammar.GrammarCo
     info = xgrammar.TokenizerInfo(
         pieces, xgrammar.VocabType.RAW, vocab_size=vocab_size, stop_token_ids=list(vocabulary.eos_ids)
     )
-    return xgrammar.GrammarCompiler(
-        info, max_threads=1, cache_limit_bytes=CACHE_BYTES, enable_dynamic_compilation=True
-    )
+    return xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=CACHE_BYTES, enable_dynamic_compilation=True)
 
 
 class SampledIds(Protocol):

@@ -47,7 +47,12 @@ _EMPTY = _Slot(0, {}, (), 0, None)
 
 class SlotStates:
     def __init__(
-        self, num_slots: int, vocab_size: int, eos_ids: Sequence[int], device: torch.device, grammars: GrammarStore | None = None
+        self,
+        num_slots: int,
+        vocab_size: int,
+        eos_ids: Sequence[int],
+        device: torch.device,
+        grammars: GrammarStore | None = None,
     ) -> None:
         self._device = device
         self._grammars = SlotGrammars(grammars, vocab_size, eos_ids)

@@ -16,7 +16,6 @@ from typing import Any
 
 import tokenizers
 
-
 GGUF_METADATA_BYTES = 64 << 20  # metadata comes first in the file; that of the largest vocabularies is 20 MB
 _STRING, _ARRAY = 8, 9  # value types
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5  # token types

@@ -99,9 +99,9 @@ def describe_type(type: str, node: Node) -> Alternative:
         if "additionalItems" in schema:
             keywords["items"] = (node.child("additionalItems"),)
     for bound, strict in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
-        if isinstance(keywords.get(strict), bool):  # draft 4
-            if keywords.pop(strict) and bound in keywords:
-                keywords[strict] = keywords.pop(bound)
+        is_draft4 = isinstance(keywords.get(strict), bool)
+        if is_draft4 and keywords.pop(strict) and bound in keywords:
+            keywords[strict] = keywords.pop(bound)
     if "multipleOf" in keywords:  # a whole number, hence so are its multiples
         type = "integer"
     return Alternative(node.path, type, keywords)
@@ -235,7 +235,7 @@ def _both_arrays(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _conjunction(a: Conjunction, b: Conjunction) -> Conjunction:
-    if a == ANYTHING or a == b:
+    if a in (ANYTHING, b):
         return b
     return a if b == ANYTHING else (*a, *b)
 

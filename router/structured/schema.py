@@ -221,7 +221,9 @@ def _checked_object(written: dict[str, Any], path: str) -> Lowered:
         return False
     banned = [name for name, schema in properties.items() if schema is False]
     if banned and rest is not False:
-        raise UnsupportedSchema(f"{path}/properties", "a property that is not allowed needs additionalProperties: false")
+        raise UnsupportedSchema(
+            f"{path}/properties", "a property that is not allowed needs additionalProperties: false"
+        )
     named = {name: schema for name, schema in properties.items() if schema is not False}
     named |= {name: rest for name in required if name not in named}
     if "patternProperties" in written:

@@ -11,8 +11,8 @@ import tokenizers
 import transformers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from baton.router.errors import InvalidRequest
 from baton.actors.engine.vocabulary import UnsupportedTokenizer
+from baton.router.errors import InvalidRequest
 from baton.router.tokenizer import Tokenizer
 
 TEMPLATE = (
