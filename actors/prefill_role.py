@@ -183,7 +183,7 @@ class PrefillRole:
         task.add_done_callback(self._tasks.discard)
 
     async def _prefill_constrained(self, request: Request) -> None:
-        """The peer has compiled the grammar too: if that fails here, the fault is this worker's and the peer goes on."""
+        """The peer has compiled the grammar too: what fails here is this worker's fault, and the peer goes on."""
         export = self._exports[request.id]
         try:
             export.grammar = await self._grammars.compiled(request.grammar)
