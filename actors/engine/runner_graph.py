@@ -43,9 +43,9 @@ def decode_sizes(max_rows: int) -> list[int]:
 
 
 def cut_sizes(max_tokens: int) -> list[int]:
-    """Token counts to capture for steps with prefill, ascending: multiples of a matrix product's tile of rows."""
+    """Token counts to capture for steps with prefill, ascending: multiples of a matrix product's least tile of rows."""
     limit = min(max_tokens, MAX_CUT_TOKENS)
-    ladder = [16, 32, 64, *range(128, 1024, 128), *range(1024, MAX_CUT_TOKENS + 1, 256)]
+    ladder = [16, 32, *range(64, 1024, 64), *range(1024, MAX_CUT_TOKENS + 1, 256)]
     return sorted({*(size for size in ladder if size < limit), limit})
 
 
