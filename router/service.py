@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -114,8 +114,8 @@ class Service:
             generation = call.generation = self._generation(plan, call)
             writer = endpoint.writer(reading)
             if reading.core.stream:
-                assert isinstance(writer, StreamWriter)
-                events = self._events(call, generation, writer)
+                # Only endpoints that stream have a body that asks for it.
+                events = self._events(call, generation, cast(StreamWriter, writer))
                 return EventStream(events, call.headers, endpoint.error, partial(self._end_stream, call, generation))
             body = await while_connected(request.receive, self._body(call, generation, writer))
         except RouterError as error:

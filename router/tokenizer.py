@@ -23,6 +23,7 @@ from baton.router.errors import InvalidRequest
 from baton.router.heavy_lane import HeavyLane
 from baton.router.tokenizer_files import UnsupportedTokenizer, load_tokenizer
 
+LIGHT_CHARS = 2048  # texts up to this are encoded at once: a thread would cost more than the encoding
 HEAVY_CHARS = 256 * 1024  # texts longer than this are encoded in another process
 
 ChatMessage = Mapping[str, str]  # role, content and perhaps name
@@ -52,12 +53,17 @@ class Tokenizer:
 
     async def encode_chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
         """Render the template up to the assistant's turn and encode it. Raises InvalidRequest when it refuses."""
-        if self.lane is not None and sum(len(text) for message in messages for text in message.values()) > HEAVY_CHARS:
+        num_chars = sum(len(text) for message in messages for text in message.values())
+        if num_chars <= LIGHT_CHARS:
+            return self.encode_chat_now(messages)
+        if self.lane is not None and num_chars > HEAVY_CHARS:
             return await self.lane.encode_chat(messages)
         return await asyncio.get_running_loop().run_in_executor(self._threads, self.encode_chat_now, messages)
 
     async def encode_prompt(self, text: str) -> tuple[int, ...]:
         """Encode a raw prompt, in which control tokens do count; adds BOS as the model wants, once."""
+        if len(text) <= LIGHT_CHARS:
+            return self.encode_prompt_now(text)
         if self.lane is not None and len(text) > HEAVY_CHARS:
             return await self.lane.encode_prompt(text)
         return await asyncio.get_running_loop().run_in_executor(self._threads, self.encode_prompt_now, text)
