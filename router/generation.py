@@ -123,6 +123,11 @@ class Generation:
         self.ttft_s: float | None = None
         self.failure: RouterError | None = None  # told to the client in its stream
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether every choice has given its last delta."""
+        return all(choice.finish is not None for choice in self._choices)
+
     async def deltas(self) -> AsyncGenerator[list[Delta], None]:
         """Yield what came together, together. Closing the generator cancels every sequence."""
         places = self._dispatcher.admit([choice.request for choice in self._choices])

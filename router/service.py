@@ -27,6 +27,7 @@ from baton.router.errors import ModelNotFound, NoWorkers, RouterError
 from baton.router.generation import Choice, Delta, Generation
 from baton.router.http_io import (
     CLIENT_CLOSED,
+    Events,
     EventStream,
     error_response,
     json_response,
@@ -169,23 +170,25 @@ class Service:
                 deltas += batch
         return writer.body(deltas, generation.usage(), _trace(call, generation))
 
-    async def _events(self, call: Call, generation: Generation, writer: StreamWriter) -> AsyncGenerator[bytes, None]:
+    async def _events(self, call: Call, generation: Generation, writer: StreamWriter) -> AsyncGenerator[Events, None]:
         """Yield events. An error before the first is raised; one after it is told in the last event."""
         has_begun = False
+        events = b""
         try:
             async with aclosing(generation.deltas()) as batches:
                 async for batch in batches:
-                    events = writer.events(batch)
-                    if events:
-                        yield events
-                        has_begun = True
+                    events += writer.events(batch)
+                    if events and not generation.is_finished:  # the last deltas go with what ends the stream
+                        yield Events(events, is_last=False)
+                        has_begun, events = True, b""
         except Exception as error:  # the stream's root: whatever it is, the client must hear of it
             if not has_begun:
                 raise
             generation.failure = _as_router_error(error)
-            yield writer.error_event(generation.failure)
+            yield Events(events + writer.error_event(generation.failure), is_last=True)
             return
-        yield writer.last_events(generation.usage(), _trace(call, generation) if call.wants_trace else None)
+        trace = _trace(call, generation) if call.wants_trace else None
+        yield Events(events + writer.last_events(generation.usage(), trace), is_last=True)
 
     def _end_stream(self, call: Call, generation: Generation, status: int, reason: str | None) -> None:
         """Count a stream that failed on its way by its failure: the status line had gone out before."""
