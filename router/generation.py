@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from baton.actors.engine.request import Request, TokenLogprobs
+from baton.actors.engine.request import PromptOutput, Request, TokenLogprobs
 from baton.actors.messages import Output, ServedBy
 from baton.router.admission import Place
 from baton.router.detokenizer import Detokenizer
@@ -25,11 +25,19 @@ from baton.router.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class ScoredToken:
-    """A sampled token with its log-probabilities; `offset` is where its text starts, in characters."""
+    """A token with its log-probabilities; `offset` is where its text starts, in characters."""
 
     id: int
     offset: int
-    logprobs: TokenLogprobs
+    logprobs: TokenLogprobs | None  # None: a prompt's first token
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """The prompt's text, to be sent before the output, or in its place."""
+
+    text: str
+    is_all: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +49,21 @@ class Delta:
     text: str
     scored: tuple[ScoredToken, ...]
     finish: str | None
+    pooled: bytes = b""  # the prompt's pooled hidden state, float32
 
 
 class Choice:
     """One sequence's state: what of its tokens has become text, and how it ended."""
 
-    def __init__(self, index: int, request: Request, stops: Sequence[str], tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, index: int, request: Request, stops: Sequence[str], tokenizer: Tokenizer, echo: Echo | None = None
+    ) -> None:
         self.index = index
         self.request = request
         self.cached_tokens = 0
         self.served: ServedBy | None = None
         self.finish: str | None = None
+        self._echo = echo
         self._has_output = False
         self._stop_ids = frozenset(request.sampling.stop_token_ids)
         self._text = Detokenizer(
@@ -69,18 +81,32 @@ class Choice:
         is_first, self._has_output = not self._has_output, True
         if output.cached_tokens is not None:
             self.cached_tokens = output.cached_tokens
+        if is_first and output.prompt is not None and output.prompt.pooled:
+            return self._only("", output)
+        if self._echo is not None and is_first:
+            self._unsent += self._offsets.prompt(self.request.tokens, self._echo.text, output.prompt)
+            if self._echo.is_all:
+                return self._only(self._echo.text, output)
         ends_in_stop_id = output.finish == "stop" and bool(output.tokens) and output.tokens[-1] in self._stop_ids
         released = self._text.push(output.tokens, hidden_tail=int(ends_in_stop_id), last=output.finish is not None)
         self.finish = "stop" if released.stopped else output.finish
         self.served = output.served
         for token, logprobs in zip(output.tokens[: released.num_tokens], output.logprobs or (), strict=False):
             self._unsent.append(ScoredToken(token, self._offsets.take(token), logprobs))
-        if not (released.text or is_first or self.finish):
+        text = self._echo.text + released.text if self._echo is not None and is_first else released.text
+        if not (text or is_first or self.finish):
             return None
         scored: tuple[ScoredToken, ...] = ()
-        if released.text or self.finish:
+        if text or self.finish:
             scored, self._unsent = tuple(self._unsent), []
-        return Delta(self.index, is_first, released.text, scored, self.finish)
+        return Delta(self.index, is_first, text, scored, self.finish)
+
+    def _only(self, text: str, output: Output) -> Delta:
+        """End with what is told of the prompt: the token sampled after it was not asked for."""
+        self.finish = "length"
+        self.served = output.served
+        scored = tuple(self._unsent)
+        return Delta(self.index, True, text, scored, self.finish, output.prompt.pooled if output.prompt else b"")
 
 
 class Generation:
@@ -96,6 +122,11 @@ class Generation:
         self._started = started
         self.ttft_s: float | None = None
         self.failure: RouterError | None = None  # told to the client in its stream
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every choice has given its last delta."""
+        return all(choice.finish is not None for choice in self._choices)
 
     async def deltas(self) -> AsyncGenerator[list[Delta], None]:
         """Yield what came together, together. Closing the generator cancels every sequence."""
@@ -192,6 +223,19 @@ class _Offsets:
         self._tokenizer = tokenizer
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
+
+    def prompt(self, tokens: Sequence[int], text: str, scores: PromptOutput | None) -> list[ScoredToken]:
+        """Place the prompt's tokens in its text, in which control tokens do count; score them if they were."""
+        placed: list[ScoredToken] = []
+        logprobs = [None, *scores.logprobs] if scores is not None else []
+        for token, scored in zip(tokens, logprobs, strict=True) if logprobs else ():
+            offset = self.take(token)
+            spelled = self._tokenizer.token_bytes[token].decode(errors="replace")
+            if token in self._tokenizer.special_ids and text.startswith(spelled, offset):
+                self._offset += len(spelled)
+            placed.append(ScoredToken(token, offset, scored))
+        self._offset = len(text)
+        return placed
 
     def take(self, token: int) -> int:
         offset = self._offset

@@ -6,9 +6,7 @@ Import-light: the gateway, which has no torch, shares it.
 from __future__ import annotations
 
 import json
-import mmap
 import re
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +14,8 @@ from typing import Any
 
 import tokenizers
 
-GGUF_METADATA_BYTES = 64 << 20  # metadata comes first in the file; that of the largest vocabularies is 20 MB
-_STRING, _ARRAY = 8, 9  # value types
+from baton.actors.engine.gguf_metadata import read_metadata
+
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5  # token types
 
 
@@ -46,10 +44,8 @@ def load_vocabulary(path: Path, eos_ids: Sequence[int]) -> Vocabulary:
 
 
 def _gguf_bytes(path: Path) -> tuple[bytes, ...]:
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        metadata = data[:GGUF_METADATA_BYTES]
-    model = _gguf_strings(metadata, "tokenizer.ggml.model")[0].decode()
-    kinds = _gguf_kinds(metadata)
+    metadata = read_metadata(path)
+    is_byte_level = metadata["tokenizer.ggml.model"] == "gpt2"
     to_byte = byte_level_alphabet()
 
     def bytes_of(piece: str, kind: int) -> bytes:
@@ -57,43 +53,10 @@ def _gguf_bytes(path: Path) -> tuple[bytes, ...]:
             return b""
         if kind == _USER_DEFINED:
             return piece.encode()
-        return byte_level_bytes(piece, to_byte) if model == "gpt2" else sentencepiece_bytes(piece)
+        return byte_level_bytes(piece, to_byte) if is_byte_level else sentencepiece_bytes(piece)
 
-    pieces = _gguf_strings(metadata, "tokenizer.ggml.tokens")
-    return tuple(bytes_of(piece.decode(), kind) for piece, kind in zip(pieces, kinds, strict=True))
-
-
-def _gguf_place(metadata: bytes, key: str, kind: int) -> int:
-    """Return where the value of a metadata key begins. (gguf's own reader takes seconds to parse a vocabulary.)"""
-    name = key.encode()
-    found = metadata.find(struct.pack("<Q", len(name)) + name)
-    start = found + 8 + len(name) + 4
-    if found < 0 or struct.unpack_from("<I", metadata, start - 4)[0] != kind:
-        raise UnsupportedTokenizer(f"the GGUF file has no usable {key}")
-    return start
-
-
-def _gguf_strings(metadata: bytes, key: str) -> list[bytes]:
-    """Read an array of strings; a single string if the key names the tokenizer's model."""
-    count = 1
-    if key.endswith("model"):
-        place = _gguf_place(metadata, key, _STRING)
-    else:
-        place = _gguf_place(metadata, key, _ARRAY)
-        count = struct.unpack_from("<Q", metadata, place + 4)[0]
-        place += 12
-    strings: list[bytes] = []
-    for _ in range(count):
-        (length,) = struct.unpack_from("<Q", metadata, place)
-        strings.append(metadata[place + 8 : place + 8 + length])
-        place += 8 + length
-    return strings
-
-
-def _gguf_kinds(metadata: bytes) -> tuple[int, ...]:
-    place = _gguf_place(metadata, "tokenizer.ggml.token_type", _ARRAY)
-    (count,) = struct.unpack_from("<Q", metadata, place + 4)
-    return struct.unpack_from(f"<{count}i", metadata, place + 12)
+    pieces, kinds = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
+    return tuple(bytes_of(piece, kind) for piece, kind in zip(pieces, kinds, strict=True))
 
 
 def token_bytes(backend: tokenizers.Tokenizer, vocab_size: int) -> tuple[bytes, ...]:

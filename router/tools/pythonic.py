@@ -45,7 +45,7 @@ class PythonicParser(CharParser):
         if self._has_ended or (not self._raw.lstrip().startswith("[") and not self._num_calls):
             if not char.isspace():
                 self._give_up(emit)
-        elif self._call or not (char in "[, \n\t]"):
+        elif self._call or char not in "[, \n\t]":
             self._feed_call(char, emit)
         elif char == "]":
             self._has_ended = True
