@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 
+ANCHORS = "^ and $ may stand only at the two ends, and not beside an alternative outside ( )"
 MAX_LEN = 2_000  # characters
 UNSUPPORTED = re.compile(
     r"(?:\\\\)*(?:(?P<look>\(\?<?[=!])|(?P<boundary>\\[bB])|(?P<back>\\[1-9k])|(?P<property>\\[pP]\{)|(?P<named>\(\?<))"
@@ -36,12 +37,22 @@ def check_pattern(pattern: str) -> None:
         raise UnsupportedPattern(f"the pattern is not valid: {error}") from None
 
 
+def whole_pattern(pattern: str) -> str:
+    """Return the expression for a whole output; anchors at its two ends say nothing."""
+    check_pattern(pattern)
+    starts, ends = pattern.startswith("^"), pattern.endswith("$") and not _is_escaped(pattern)
+    inner = pattern[1 if starts else 0 : len(pattern) - ends]
+    if has_anchor(inner) or (_has_choice(inner) and (starts or ends)):
+        raise UnsupportedPattern(ANCHORS)
+    return inner
+
+
 def unanchored(pattern: str) -> str:
     check_pattern(pattern)
     starts, ends = pattern.startswith("^"), pattern.endswith("$") and not _is_escaped(pattern)
     inner = pattern[1 if starts else 0 : len(pattern) - ends]
     if has_anchor(inner) or (_has_choice(inner) and (starts or ends)):
-        raise UnsupportedPattern("^ and $ may stand only at the two ends, and not beside an alternative outside ( )")
+        raise UnsupportedPattern(ANCHORS)
     grouped = f"({inner})" if _has_choice(inner) else inner
     return ("" if starts else r"[\s\S]*") + grouped + ("" if ends else r"[\s\S]*")
 
