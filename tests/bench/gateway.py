@@ -67,16 +67,17 @@ async def bench(model: Path, *, streams_only: bool) -> None:
 
 async def overheads(gateway: Running, worker: TimedWorker) -> Table:
     table = Table(
-        *("clients", "worker's own time", "requests/s", "p50 ms", "p99 ms"),
+        *("clients", "worker's own time", "requests/s", "p50 ms", "p99 ms", "µs CPU a request"),
         title="Time to first token added by the gateway",
     )
     for concurrency, first_token_s, num_requests in ((1, 0.0, 300), (32, 0.25, 600), (32, 0.0, 1500)):
         worker.first_token_s = first_token_s
-        start = time.monotonic()
+        start, cpu_s = time.monotonic(), gateway.cpu_s()
         times = await measure_overhead(gateway, worker, concurrency=concurrency, num_requests=num_requests)
         rate = num_requests / (time.monotonic() - start)
+        used = f"{(gateway.cpu_s() - cpu_s) / num_requests * 1e6:.0f}"
         cuts = [f"{cut * 1e3:.2f}" for cut in statistics.quantiles(times, n=100)]
-        table.add_row(str(concurrency), f"{first_token_s * 1e3:.0f} ms", f"{rate:.0f}", cuts[49], cuts[98])
+        table.add_row(str(concurrency), f"{first_token_s * 1e3:.0f} ms", f"{rate:.0f}", cuts[49], cuts[98], used)
     worker.first_token_s = 0.0
     return table
 
@@ -123,6 +124,10 @@ class Running:
     process: psutil.Process
     profile: str = ""  # once it has stopped
 
+    def cpu_s(self) -> float:
+        used = self.process.cpu_times()
+        return used.user + used.system
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -133,10 +138,13 @@ class Timing:
 
 
 @asynccontextmanager
-async def gateway_process(model: Path, info: WorkerInfo, *, profiled: bool = False) -> AsyncGenerator[Running, None]:
+async def gateway_process(
+    model: Path, info: WorkerInfo, config: RouterConfig | None = None, *, profiled: bool = False
+) -> AsyncGenerator[Running, None]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(str(model), msgspec.msgpack.encode(info), theirs, profiled))
+    arguments = str(model), msgspec.msgpack.encode(info), config or RouterConfig(drain_s=0), theirs, profiled
+    process = context.Process(target=serve, args=arguments)
     process.start()
     theirs.close()  # so that a gateway that dies is noticed
     try:
@@ -152,9 +160,9 @@ async def gateway_process(model: Path, info: WorkerInfo, *, profiled: bool = Fal
         process.kill()
 
 
-def serve(model: str, info: bytes, parent: Connection, profiled: bool) -> None:
+def serve(model: str, info: bytes, config: RouterConfig, parent: Connection, profiled: bool) -> None:
     async def run() -> None:
-        gateway = Gateway(RouterConfig(drain_s=0), model, MODEL)
+        gateway = Gateway(config, model, MODEL)
         url = await gateway.start()
         await gateway.set_workers([msgspec.msgpack.decode(info, type=WorkerInfo)])
         while gateway.membership.why_unusable():
@@ -203,7 +211,7 @@ async def measure_rate(gateway: Running, worker: TimedWorker, steps_per_s: int |
     """Stream to all sequences at once, one frame a step, and see whether the clients get it as fast as it is made."""
     num_steps = 3 * (steps_per_s or 120)
     worker.num_steps_allowed = 0
-    cpu = gateway.process.cpu_times()
+    before_s = gateway.cpu_s()
     streams = [
         asyncio.create_task(one_stream(gateway, seed=len(worker.received) + i, max_tokens=num_steps))
         for i in range(1, NUM_SEQUENCES + 1)
@@ -219,8 +227,7 @@ async def measure_rate(gateway: Running, worker: TimedWorker, steps_per_s: int |
     worker.wake()
     timings = await asyncio.gather(*streams)
     seconds = max(timing.last for timing in timings) - start
-    used = gateway.process.cpu_times()
-    cpu_s = used.user + used.system - cpu.user - cpu.system
+    cpu_s = gateway.cpu_s() - before_s
     num_tokens = num_steps * NUM_SEQUENCES
     num_events = sum(timing.num_events for timing in timings)
     return [
