@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from baton.actors.engine.request import FinishReason, Request, TokenLogprobs
+from baton.actors.engine.request import FinishReason, PromptOutput, Request, TokenLogprobs
 
 Role = Literal["prefill", "decode", "both"]
 
@@ -98,8 +98,10 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] | None = None
     cached_tokens: int | None = None  # prompt tokens not computed anew; set on the first output
+    prompt: PromptOutput | None = None  # likewise, if the request asked for it
     finish: FinishReason | None = None
     error: str | None = None  # for finish == "error"
+    is_refusal: bool = False  # the error is the client's to mend: its grammar cannot be honoured
     served: ServedBy | None = None
 
 

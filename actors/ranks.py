@@ -33,6 +33,7 @@ from baton.kernels.collective import Collective, NoCollective, TorchCollective, 
 
 MEET_S = 300.0  # for the others to come, and for one collective: compiling kernels may hold a rank up
 STOP_S = 10.0  # for a rank to end by itself when its line has ended
+ABORT_S = 1.0  # for the collective's end; CUDA graphs that use it may outlive it
 _PR_SET_PDEATHSIG = 1
 
 
@@ -223,8 +224,11 @@ class RankProcesses:
                 process.kill()
 
     def _abort(self) -> None:
+        """End what waits on the device. NCCL's call itself returns only when no graph that captured it is left."""
         if self._collective is not None:
-            self._collective.abort()
+            thread = threading.Thread(target=self._collective.abort, name="baton-abort", daemon=True)
+            thread.start()
+            thread.join(ABORT_S)
 
 
 def start_ranks(config: WorkerConfig, device: torch.device, main: FollowerMain) -> Ranks:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from baton.router.api_keys import ApiKey
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
@@ -41,3 +44,16 @@ class RouterConfig(BaseModel):
     reconnect_max_s: Seconds = 2.0
     drain_s: Annotated[float, Field(ge=0)] = 30.0  # `stop` waits this long for running requests
     tokenizer_threads: Count = 2
+
+    api_keys: tuple[ApiKey, ...] = ()  # with those of the file; none in all = everybody may call
+    api_keys_file: Path | None = None  # a YAML list of the same
+    tls_cert_file: Path | None = None
+    tls_key_file: Path | None = None
+    cors_origins: tuple[str, ...] = ()  # of web pages that may call; "*" = of any
+    pooling: Literal["mean", "last"] = "last"  # of embeddings, where the request does not say
+
+    @model_validator(mode="after")
+    def _tls_has_both_files(self) -> Self:
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            raise ValueError("tls_cert_file and tls_key_file go together: set both, or neither")
+        return self

@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import codecs
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from baton.actors.engine.request import Request, TokenLogprobs
+from baton.actors.engine.request import PromptOutput, Request, TokenLogprobs
 from baton.actors.messages import Output, ServedBy
 from baton.router.admission import Place
 from baton.router.detokenizer import Detokenizer
@@ -20,16 +20,34 @@ from baton.router.dispatch import Dispatcher
 from baton.router.errors import RouterError
 from baton.router.metrics import Metrics
 from baton.router.openai_models import PromptTokensDetails, Usage
+from baton.router.parts import CallStart, Part, PartParser, PlainText, merged
 from baton.router.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredToken:
-    """A sampled token with its log-probabilities; `offset` is where its text starts, in characters."""
+    """A token with its log-probabilities; `offset` is where its text starts, in characters."""
 
     id: int
     offset: int
-    logprobs: TokenLogprobs
+    logprobs: TokenLogprobs | None  # None: a prompt's first token
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """The prompt's text, to be sent before the output, or in its place."""
+
+    text: str
+    is_all: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How outputs are to be understood, and what is told of them."""
+
+    make_parser: Callable[[], PartParser] = PlainText  # one for each choice
+    shown_ids: frozenset[int] = frozenset()  # control tokens that are text to the parser
+    tells_logprobs: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +59,40 @@ class Delta:
     text: str
     scored: tuple[ScoredToken, ...]
     finish: str | None
+    pooled: bytes = b""  # the prompt's pooled hidden state, float32
+    parts: tuple[Part, ...] = ()  # what the text means
 
 
 class Choice:
     """One sequence's state: what of its tokens has become text, and how it ended."""
 
-    def __init__(self, index: int, request: Request, stops: Sequence[str], tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        index: int,
+        request: Request,
+        stops: Sequence[str],
+        tokenizer: Tokenizer,
+        echo: Echo | None = None,
+        manner: Manner | None = None,
+    ) -> None:
         self.index = index
         self.request = request
         self.cached_tokens = 0
         self.served: ServedBy | None = None
         self.finish: str | None = None
+        self._echo = echo
         self._has_output = False
         self._stop_ids = frozenset(request.sampling.stop_token_ids)
+        manner = manner or Manner()
+        self._parser = manner.make_parser()
+        self._has_calls = False
+        self._tells_logprobs = manner.tells_logprobs
+        self._total_logprob = 0.0
         self._text = Detokenizer(
-            tokenizer.token_bytes, tokenizer.special_ids, stops=stops, min_tokens=request.sampling.min_tokens
+            tokenizer.token_bytes,
+            tokenizer.special_ids - manner.shown_ids,
+            stops=stops,
+            min_tokens=request.sampling.min_tokens,
         )
         self._offsets = _Offsets(tokenizer)
         self._unsent: list[ScoredToken] = []  # their text is still held back
@@ -69,18 +106,50 @@ class Choice:
         is_first, self._has_output = not self._has_output, True
         if output.cached_tokens is not None:
             self.cached_tokens = output.cached_tokens
+        if is_first and output.prompt is not None and output.prompt.pooled:
+            return self._only("", output)
+        if self._echo is not None and is_first:
+            self._unsent += self._offsets.prompt(self.request.tokens, self._echo.text, output.prompt)
+            if self._echo.is_all:
+                return self._only(self._echo.text, output)
         ends_in_stop_id = output.finish == "stop" and bool(output.tokens) and output.tokens[-1] in self._stop_ids
         released = self._text.push(output.tokens, hidden_tail=int(ends_in_stop_id), last=output.finish is not None)
         self.finish = "stop" if released.stopped else output.finish
         self.served = output.served
         for token, logprobs in zip(output.tokens[: released.num_tokens], output.logprobs or (), strict=False):
-            self._unsent.append(ScoredToken(token, self._offsets.take(token), logprobs))
-        if not (released.text or is_first or self.finish):
+            self._total_logprob += logprobs.chosen
+            if self._tells_logprobs:
+                self._unsent.append(ScoredToken(token, self._offsets.take(token), logprobs))
+        text = self._echo.text + released.text if self._echo is not None and is_first else released.text
+        if not (text or is_first or self.finish):
             return None
         scored: tuple[ScoredToken, ...] = ()
-        if released.text or self.finish:
+        if text or self.finish:
             scored, self._unsent = tuple(self._unsent), []
-        return Delta(self.index, is_first, released.text, scored, self.finish)
+        parts = self._parse(text)
+        return Delta(self.index, is_first, text, scored, self.finish, parts=parts)
+
+    @property
+    def mean_logprob(self) -> float:
+        """Of the tokens sampled, if they were scored."""
+        return self._total_logprob / max(self.num_tokens, 1)
+
+    def _parse(self, text: str) -> tuple[Part, ...]:
+        parts = list(self._parser.push(text))
+        if self.finish is not None:
+            parts = merged([*parts, *self._parser.finish()])
+        self._has_calls |= any(isinstance(part, CallStart) for part in parts)
+        if self._has_calls and self.finish == "stop":
+            self.finish = "tool_calls"
+        return tuple(parts)
+
+    def _only(self, text: str, output: Output) -> Delta:
+        """End with what is told of the prompt: the token sampled after it was not asked for."""
+        self.finish = "length"
+        self.served = output.served
+        scored = tuple(self._unsent)
+        pooled = output.prompt.pooled if output.prompt else b""
+        return Delta(self.index, True, text, scored, self.finish, pooled, self._parse(text))
 
 
 class Generation:
@@ -97,6 +166,11 @@ class Generation:
         self.ttft_s: float | None = None
         self.failure: RouterError | None = None  # told to the client in its stream
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether every choice has given its last delta."""
+        return all(choice.finish is not None for choice in self._choices)
+
     async def deltas(self) -> AsyncGenerator[list[Delta], None]:
         """Yield what came together, together. Closing the generator cancels every sequence."""
         places = self._dispatcher.admit([choice.request for choice in self._choices])
@@ -112,6 +186,17 @@ class Generation:
         finally:
             for place in places:  # of sequences that were never started
                 place.leave()
+
+    def best(self, deltas: Sequence[Delta], num_kept: int) -> list[Delta]:
+        """Keep, of each prompt's choices, the `num_kept` whose tokens the model found likeliest, best first."""
+        if num_kept == self._num_choices:
+            return list(deltas)
+        indices: dict[int, int] = {}  # by the choice's own
+        for first in range(0, len(self._choices), self._num_choices):
+            group = self._choices[first : first + self._num_choices]
+            ranked = sorted(group, key=lambda choice: choice.mean_logprob, reverse=True)
+            indices |= {choice.index: len(indices) + i for i, choice in enumerate(ranked[:num_kept])}
+        return [replace(delta, index=indices[delta.index]) for delta in deltas if delta.index in indices]
 
     def usage(self) -> Usage:
         """Count what was used so far: a prompt once for all its choices."""
@@ -192,6 +277,19 @@ class _Offsets:
         self._tokenizer = tokenizer
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
+
+    def prompt(self, tokens: Sequence[int], text: str, scores: PromptOutput | None) -> list[ScoredToken]:
+        """Place the prompt's tokens in its text, in which control tokens do count; score them if they were."""
+        placed: list[ScoredToken] = []
+        logprobs = [None, *scores.logprobs] if scores is not None else []
+        for token, scored in zip(tokens, logprobs, strict=True) if logprobs else ():
+            offset = self.take(token)
+            spelled = self._tokenizer.token_bytes[token].decode(errors="replace")
+            if token in self._tokenizer.special_ids and text.startswith(spelled, offset):
+                self._offset += len(spelled)
+            placed.append(ScoredToken(token, offset, scored))
+        self._offset = len(text)
+        return placed
 
     def take(self, token: int) -> int:
         offset = self._offset

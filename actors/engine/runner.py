@@ -8,14 +8,17 @@ graphs can replace the forward pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 
 from baton.actors.engine.batch import Batch, PendingStep, Row, StepOutput
+from baton.actors.engine.grammar import GrammarStore
+from baton.actors.engine.host_copy import HostCopy
 from baton.actors.engine.models.model import Model, StepInputs
 from baton.actors.engine.request import TokenLogprobs
+from baton.actors.engine.runner_prompt import PendingParts, PromptReader
 from baton.actors.engine.sampler_state import SlotStates
 from baton.actors.engine.step_fields import UNKNOWN, sampled_after, step_layout, write_fields
 from baton.kernels.attention import AttentionBackend, AttentionShape
@@ -31,29 +34,34 @@ class TorchRunner:
         *,
         num_slots: int,
         make_attention: Callable[[AttentionShape], AttentionBackend],
+        grammars: GrammarStore | None = None,
     ) -> None:
         self._model = model
         self._kv = kv
         self._block_size = kv.shape[3]
         self._attention = [make_attention(shape) for shape in model.shapes]
         self._num_slots = num_slots
-        self._slots = SlotStates(num_slots, model.config.vocab_size, model.config.eos_ids, kv.device)
+        self._slots = SlotStates(num_slots, model.config.vocab_size, model.config.eos_ids, kv.device, grammars)
+        self._prompts = PromptReader(model, self._to_device)
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> PendingStep:
         rows = batch.rows
+        self._prompts.admit(batch.admissions)
         layout = step_layout(rows, self._block_size)
         for backend in self._attention:
             backend.plan(layout)
         hidden = self._forward(rows, batch.num_tokens)
+        prompts = self._prompts.read(rows, hidden)
         self._slots.admit(batch.admissions)  # only now, while the device works: what sampling asks for comes last
         sampled = sampled_after(rows)
         if not sampled.tokens:
             # No ids, yet whoever waits must know that the step's KV is complete: a peer is about to be sent it.
-            return SampledStep(rows, HostCopy((hidden.new_empty(0, dtype=torch.int64),)), None)
+            return SampledStep(rows, HostCopy((hidden.new_empty(0, dtype=torch.int64),)), None, prompts)
         tokens, positions, slots = self._to_device(sampled)
         logits = self._model.logits(hidden.index_select(0, tokens))
-        return self._sample([row for row in rows if row.sample], SampledPlaces(positions, slots), logits, rows)
+        step = self._sample([row for row in rows if row.sample], SampledPlaces(positions, slots), logits, rows)
+        return step if prompts is None else replace(step, prompts=prompts)
 
     def _forward(self, rows: Sequence[Row], num_tokens: int) -> torch.Tensor:
         """Run the model over a step that is planned. Returns hidden states, [at least num_tokens, hidden]."""
@@ -72,11 +80,13 @@ class TorchRunner:
 
     def _sample(
         self, sampled: Sequence[Row], places: SampledPlaces, logits: torch.Tensor, rows: Sequence[Row]
-    ) -> PendingStep:
+    ) -> SampledStep:
         """Sample for the rows that want it, `sampled` of all `rows`; `places` and `logits` have one entry for each."""
         ids = sample(logits, self._slots.tensors(sampled, places.slots, places.positions)).ids
         self._slots.record(places.slots, ids)
-        return SampledStep(rows, HostCopy((ids,)), self._logprobs(sampled, logits, ids))
+        copy = HostCopy((ids,))
+        self._slots.note(sampled, copy)
+        return SampledStep(rows, copy, self._logprobs(sampled, logits, ids))
 
     def _logprobs(self, rows: Sequence[Row], logits: torch.Tensor, ids: torch.Tensor) -> StepLogprobs | None:
         wanted = {i: num for i, row in enumerate(rows) if (num := self._slots.num_logprobs(row.slot)) is not None}
@@ -102,26 +112,6 @@ class SampledPlaces(NamedTuple):
     slots: torch.Tensor
 
 
-class HostCopy:
-    """Tensors on their way to the host. On CUDA the copies are queued behind the work that fills them."""
-
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._event: torch.cuda.Event | None = None
-        if not tensors[0].is_cuda:
-            self._tensors = list(tensors)
-            return
-        self._tensors = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in tensors]
-        for host, device in zip(self._tensors, tensors, strict=True):
-            host.copy_(device, non_blocking=True)
-        self._event = torch.cuda.Event()
-        self._event.record()
-
-    def wait(self) -> list[torch.Tensor]:
-        if self._event is not None:
-            self._event.synchronize()
-        return self._tensors
-
-
 @dataclass(frozen=True, slots=True)
 class StepLogprobs:
     num_top: dict[int, int]  # for each sampled row that wants logprobs: how many alternatives
@@ -143,6 +133,7 @@ class SampledStep:
     rows: Sequence[Row]
     ids: HostCopy  # of the rows that sample
     logprobs: StepLogprobs | None
+    prompts: PendingParts | None = None
 
     def wait(self) -> StepOutput:
         ids: list[int] = self.ids.wait()[0].tolist()
@@ -154,4 +145,5 @@ class SampledStep:
             token, logprob = next(sampled) if row.sample else (None, None)
             tokens_out.append(() if token is None else (token,))
             logprobs_out.append(logprob)
-        return StepOutput(tuple(tokens_out), tuple(logprobs_out))
+        prompts = {} if self.prompts is None else self.prompts.wait()
+        return StepOutput(tuple(tokens_out), tuple(logprobs_out), prompts)

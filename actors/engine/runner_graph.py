@@ -16,8 +16,10 @@ import torch
 
 from baton.actors.engine.batch import Batch, PendingStep, Row
 from baton.actors.engine.cut_graph import CutForward, Replayable, capture_cut
+from baton.actors.engine.grammar import GrammarStore
+from baton.actors.engine.host_copy import HostCopy
 from baton.actors.engine.models.model import Model
-from baton.actors.engine.runner import HostCopy, SampledPlaces, SampledStep, TorchRunner
+from baton.actors.engine.runner import SampledPlaces, SampledStep, TorchRunner
 from baton.actors.engine.step_fields import step_layout
 from baton.kernels.attention import AttentionBackend, AttentionShape, GraphSize
 from baton.kernels.sampling import SamplingTensors, sample
@@ -66,10 +68,20 @@ class _StepResult(NamedTuple):
 
 class GraphRunner(TorchRunner):
     def __init__(
-        self, model: Model, kv: torch.Tensor, *, limits: GraphLimits, make_attention: AttentionFactory
+        self,
+        model: Model,
+        kv: torch.Tensor,
+        *,
+        limits: GraphLimits,
+        make_attention: AttentionFactory,
+        grammars: GrammarStore | None = None,
     ) -> None:
         super().__init__(
-            model, kv, num_slots=limits.num_slots, make_attention=lambda shape: make_attention(shape, None)
+            model,
+            kv,
+            num_slots=limits.num_slots,
+            make_attention=lambda shape: make_attention(shape, None),
+            grammars=grammars,
         )
         self._limits = limits
         self._make_attention = make_attention
@@ -94,7 +106,8 @@ class GraphRunner(TorchRunner):
     @torch.inference_mode()
     def launch(self, batch: Batch) -> PendingStep:
         rows = batch.rows
-        captured = _least(self._decodes, len(rows))
+        self._prompts.admit(batch.admissions)
+        captured = None if self._prompts.is_asked(rows) else _least(self._decodes, len(rows))
         if captured is None or any(row.num_tokens != 1 or not row.sample for row in rows):
             return super().launch(batch)
         layout = step_layout(rows, self._block_size)

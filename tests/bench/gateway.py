@@ -47,17 +47,18 @@ async def bench(model: Path) -> None:
     info = await worker.start()
     async with gateway_process(model, info) as gateway:
         overhead = Table(
-            *("clients", "worker's own time", "requests/s", "p50 ms", "p99 ms"),
+            *("clients", "worker's own time", "requests/s", "p50 ms", "p99 ms", "µs CPU a request"),
             title="Time to first token added by the gateway",
         )
         await measure_overhead(gateway, worker, concurrency=1, num_requests=50)  # warm up
         for concurrency, first_token_s, num_requests in ((1, 0.0, 300), (32, 0.25, 600), (32, 0.0, 1500)):
             worker.first_token_s = first_token_s
-            start = time.monotonic()
+            start, cpu_s = time.monotonic(), gateway.cpu_s()
             times = await measure_overhead(gateway, worker, concurrency=concurrency, num_requests=num_requests)
             rate = num_requests / (time.monotonic() - start)
+            used = f"{(gateway.cpu_s() - cpu_s) / num_requests * 1e6:.0f}"
             cuts = [f"{cut * 1e3:.2f}" for cut in statistics.quantiles(times, n=100)]
-            overhead.add_row(str(concurrency), f"{first_token_s * 1e3:.0f} ms", f"{rate:.0f}", cuts[49], cuts[98])
+            overhead.add_row(str(concurrency), f"{first_token_s * 1e3:.0f} ms", f"{rate:.0f}", cuts[49], cuts[98], used)
         worker.first_token_s = 0.0
         rates = Table(
             *("steps/s", "tokens/s wanted", "tokens/s", "events a token", "gateway CPU", "µs CPU a token"),
@@ -100,6 +101,10 @@ class Running:
     port: int
     process: psutil.Process
 
+    def cpu_s(self) -> float:
+        used = self.process.cpu_times()
+        return used.user + used.system
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -110,10 +115,14 @@ class Timing:
 
 
 @asynccontextmanager
-async def gateway_process(model: Path, info: WorkerInfo) -> AsyncGenerator[Running, None]:
+async def gateway_process(
+    model: Path, info: WorkerInfo, config: RouterConfig | None = None
+) -> AsyncGenerator[Running, None]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(str(model), msgspec.msgpack.encode(info), theirs))
+    process = context.Process(
+        target=serve, args=(str(model), msgspec.msgpack.encode(info), config or RouterConfig(drain_s=0), theirs)
+    )
     process.start()
     try:
         url = await asyncio.to_thread(ours.recv)
@@ -126,9 +135,9 @@ async def gateway_process(model: Path, info: WorkerInfo) -> AsyncGenerator[Runni
         process.kill()
 
 
-def serve(model: str, info: bytes, parent: Connection) -> None:
+def serve(model: str, info: bytes, config: RouterConfig, parent: Connection) -> None:
     async def run() -> None:
-        gateway = Gateway(RouterConfig(drain_s=0), model, MODEL)
+        gateway = Gateway(config, model, MODEL)
         url = await gateway.start()
         await gateway.set_workers([msgspec.msgpack.decode(info, type=WorkerInfo)])
         while gateway.membership.why_unusable():
@@ -163,7 +172,7 @@ async def measure_rate(gateway: Running, worker: TimedWorker, steps_per_s: int |
     """Stream to all sequences at once, one frame a step, and see whether the clients get it as fast as it is made."""
     num_steps = 3 * (steps_per_s or 120)
     worker.num_steps_allowed = 0
-    cpu = gateway.process.cpu_times()
+    before_s = gateway.cpu_s()
     streams = [
         asyncio.create_task(one_stream(gateway, seed=len(worker.received) + i, max_tokens=num_steps))
         for i in range(1, NUM_SEQUENCES + 1)
@@ -179,8 +188,7 @@ async def measure_rate(gateway: Running, worker: TimedWorker, steps_per_s: int |
     worker.wake()
     timings = await asyncio.gather(*streams)
     seconds = max(timing.last for timing in timings) - start
-    used = gateway.process.cpu_times()
-    cpu_s = used.user + used.system - cpu.user - cpu.system
+    cpu_s = gateway.cpu_s() - before_s
     num_tokens = num_steps * NUM_SEQUENCES
     num_events = sum(timing.num_events for timing in timings)
     return [

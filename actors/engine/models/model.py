@@ -41,3 +41,7 @@ class Model(Protocol):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [num_rows, vocab] of the token after each of `hidden` [num_rows, hidden]."""
         ...
+
+    def normed(self, hidden: torch.Tensor) -> torch.Tensor:
+        """`hidden` [num_rows, hidden] as the language-model head reads it."""
+        ...
