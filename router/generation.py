@@ -20,6 +20,7 @@ from baton.router.dispatch import Dispatcher
 from baton.router.errors import RouterError
 from baton.router.metrics import Metrics
 from baton.router.openai_models import PromptTokensDetails, Usage
+from baton.router.parts import Content, Part
 from baton.router.tokenizer import Tokenizer
 
 
@@ -50,6 +51,8 @@ class Delta:
     scored: tuple[ScoredToken, ...]
     finish: str | None
     pooled: bytes = b""  # the prompt's pooled hidden state, float32
+    stop_string: str | None = None  # that ended it
+    parts: tuple[Part, ...] = ()  # what `text` means
 
 
 class Choice:
@@ -89,7 +92,7 @@ class Choice:
                 return self._only(self._echo.text, output)
         ends_in_stop_id = output.finish == "stop" and bool(output.tokens) and output.tokens[-1] in self._stop_ids
         released = self._text.push(output.tokens, hidden_tail=int(ends_in_stop_id), last=output.finish is not None)
-        self.finish = "stop" if released.stopped else output.finish
+        self.finish = "stop" if released.stop_string is not None else output.finish
         self.served = output.served
         for token, logprobs in zip(output.tokens[: released.num_tokens], output.logprobs or (), strict=False):
             self._unsent.append(ScoredToken(token, self._offsets.take(token), logprobs))
@@ -99,7 +102,8 @@ class Choice:
         scored: tuple[ScoredToken, ...] = ()
         if text or self.finish:
             scored, self._unsent = tuple(self._unsent), []
-        return Delta(self.index, is_first, text, scored, self.finish)
+        parts = (Content(text),) if text else ()
+        return Delta(self.index, is_first, text, scored, self.finish, stop_string=released.stop_string, parts=parts)
 
     def _only(self, text: str, output: Output) -> Delta:
         """End with what is told of the prompt: the token sampled after it was not asked for."""

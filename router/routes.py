@@ -23,7 +23,9 @@ from baton.router.errors import RouterError
 from baton.router.formats import encode
 from baton.router.health import Health
 from baton.router.http_io import error_response, json_response, reply_headers
+from baton.router.messages import Messages
 from baton.router.openapi import describe
+from baton.router.responses import Responses
 from baton.router.service import Service
 from baton.router.tokenize import DetokenizeRequest, TokenizeRequest, detokenize, tokenize
 
@@ -36,6 +38,8 @@ def make_app(service: Service, health: Health) -> Starlette:
         "/v1/chat/completions": Chat(),
         "/v1/completions": Completions(),
         "/v1/embeddings": Embeddings(service.config.pooling),
+        "/v1/responses": Responses(),
+        "/v1/messages": Messages(),
     }
     routes = [
         *(Route(path, _answering(service, endpoint), name=endpoint.name) for path, endpoint in endpoints.items()),

@@ -110,15 +110,17 @@ class Service:
         self._begin()
         try:
             call.visit = self.door.enter(request.headers)
-            reading = await self._read(endpoint, request)
-            plan = await self._plan(reading.core)
+            body = await self._read(endpoint, request)
+            core = endpoint.core(body)
+            plan = await self._plan(core)
             generation = call.generation = self._generation(plan, call)
-            writer = endpoint.writer(reading)
-            if reading.core.stream:
+            prompt_tokens = generation.usage().prompt_tokens
+            writer = endpoint.writer(Reading(body, core, self.model, self.tokenizer, prompt_tokens))
+            if core.stream:
                 # Only endpoints that stream have a body that asks for it.
                 events = self._events(call, generation, cast(StreamWriter, writer))
                 return EventStream(events, call.headers, endpoint.error, partial(self._end_stream, call, generation))
-            body = await while_connected(request.receive, self._body(call, generation, writer))
+            reply = await while_connected(request.receive, self._body(call, generation, writer))
         except RouterError as error:
             self._end(call, error.status, error.code)
             return error_response(error, call.headers, endpoint.error)
@@ -129,7 +131,7 @@ class Service:
             self._end(call, 500, "internal_error")
             raise
         self._end(call, 200, None)
-        return json_response(body, headers=call.headers)
+        return json_response(reply, headers=call.headers)
 
     async def ask(
         self, name: str, body: type[Asked], request: Request, reply: Callable[[Asked], Awaitable[dict[str, Any]]]
@@ -144,10 +146,10 @@ class Service:
         finally:
             visit.leave(0)
 
-    async def _read(self, endpoint: Endpoint[Any], request: Request) -> Reading[Any]:
+    async def _read(self, endpoint: Endpoint[Any], request: Request) -> Any:
         body = await self._reader.read(endpoint.name, endpoint.body, request, self.membership.max_context())
         self.check_model(body.model)
-        return Reading(body, endpoint.core(body), self.model, self.tokenizer)
+        return body
 
     async def _plan(self, body: ChatRequest | CompletionRequest) -> Plan:
         limits = self.limits()

@@ -35,6 +35,8 @@ BODY: dict[str, dict[str, Any]] = {
     },
     "completions": {"prompt": [[1, 2], [3]], "echo": True, "logprobs": 1, "stop": ["a", "b"], "temperature": None},
     "embeddings": {"input": "a", "encoding_format": "base64"},
+    "responses": {"input": [{"role": "user", "content": "a"}], "text": {"format": {"type": "text"}}},
+    "messages": {"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]},
     "tokenize": {"messages": [{"role": "user", "content": "hi"}]},
     "detokenize": {"tokens": [1, 2]},
 }
