@@ -25,6 +25,7 @@ from baton.router.dispatch import Dispatcher
 from baton.router.endpoints import Endpoint, Reading, StreamWriter, Writer
 from baton.router.errors import ModelNotFound, NoWorkers, RouterError
 from baton.router.generation import Choice, Delta, Generation
+from baton.router.generation_config import SamplingDefaults
 from baton.router.http_io import (
     CLIENT_CLOSED,
     Events,
@@ -71,7 +72,9 @@ class Backend:
 
 
 class Service:
-    def __init__(self, config: RouterConfig, model: str, tokenizer: Tokenizer, backend: Backend) -> None:
+    def __init__(
+        self, config: RouterConfig, model: str, tokenizer: Tokenizer, backend: Backend, defaults: SamplingDefaults
+    ) -> None:
         self.config = config
         self.model = model
         self.tokenizer = tokenizer
@@ -80,6 +83,7 @@ class Service:
         self.door = make_door(config.api_keys, config.api_keys_file)
         self.is_draining = False
         self._dispatcher = backend.dispatcher
+        self._defaults = defaults
         self._reader = BodyReader(
             max_bytes=config.max_body_bytes,
             longest_token=max(map(len, tokenizer.token_bytes)),
@@ -98,7 +102,7 @@ class Service:
         reason = "this gateway is shutting down" if self.is_draining else self.membership.why_unusable()
         if reason is not None or context is None:
             raise NoWorkers(f"{reason}: try again shortly", retry_after_s=1)
-        return ModelLimits(self.tokenizer.vocab_size, context)
+        return ModelLimits(self.tokenizer.vocab_size, context, self._defaults)
 
     def check_model(self, name: str) -> None:
         if name != self.model:
