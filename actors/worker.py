@@ -25,6 +25,7 @@ from baton.actors.engine.errors import EngineError
 from baton.actors.engine.updates import BlockCounts, Update
 from baton.actors.gateway_session import GatewaySession, KVView
 from baton.actors.generation import Generation, Moved
+from baton.actors.grammars import CompilerLost, GrammarRefused
 from baton.actors.messages import (
     Cancel,
     Frame,
@@ -62,6 +63,7 @@ class _Live:
     generation: Generation
     session: GatewaySession
     fetch: asyncio.Task[None] | None = None
+    grammar: object = None  # held, so that the engine finds it
     deadline: asyncio.TimerHandle | None = None
 
     def end(self) -> None:
@@ -156,7 +158,7 @@ class Worker:
         )
         target = HandoverTarget(beat_s=transfer.beat_s, stall_s=transfer.stall_s, hold_s=transfer.hold_s)
         self._mover = mover_loop
-        self._prefill = PrefillRole(self._hello, self._steps, mover_loop, source, self._metrics)
+        self._prefill = PrefillRole(self._hello, self._steps, mover_loop, source, self._metrics, self._built.grammars)
         self._decode = DecodeRole(self._hello, self._steps, mover_loop, target, self)
 
     async def stop(self) -> None:
@@ -167,6 +169,7 @@ class Worker:
         await self._server.stop(grace=0)
         self._steps.stop()
         await asyncio.to_thread(self._built.ranks.close)
+        await self._built.grammars.close()
         await self._mover.close()
         self._close_metrics()
 
@@ -263,6 +266,23 @@ class Worker:
         if request.deadline_s is not None:
             loop = asyncio.get_running_loop()
             live.deadline = loop.call_later(request.deadline_s, self._expire, live, request.deadline_s)
+        if request.grammar:
+            live.fetch = asyncio.create_task(self._start_constrained(live))
+        else:
+            self._start(live)
+
+    async def _start_constrained(self, live: _Live) -> None:
+        request = live.generation.submit.request
+        try:
+            live.grammar = await self._built.grammars.compiled(request.grammar)
+        except (GrammarRefused, CompilerLost) as error:
+            is_refusal = isinstance(error, GrammarRefused)
+            self._emit(live, Output(request_id=request.id, finish="error", error=str(error), is_refusal=is_refusal))
+        else:
+            self._start(live)
+
+    def _start(self, live: _Live) -> None:
+        submit, request = live.generation.submit, live.generation.submit.request
         # What is asked about a prompt is found where it is computed, and does not travel.
         is_own = submit.prefill is None or submit.prefill.incarnation == self.incarnation or request.prompt is not None
         if submit.prefill is None or is_own:

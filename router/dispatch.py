@@ -18,7 +18,7 @@ from baton.actors.engine.block_hash import BlockHash, block_hashes, root_hash
 from baton.actors.engine.request import Request, TokenLogprobs
 from baton.actors.messages import Output, Submit
 from baton.router.admission import Admission, Place
-from baton.router.errors import DeadlineExceeded, NoWorkers, WorkerFailed, WorkerLost
+from baton.router.errors import DeadlineExceeded, InvalidRequest, NoWorkers, WorkerFailed, WorkerLost
 from baton.router.membership import Membership
 from baton.router.policy import Candidate, Policy
 from baton.router.prefix_index import PrefixIndex
@@ -257,6 +257,8 @@ def _joined(outputs: Sequence[Output]) -> Output:
 
 
 def _raise_if_failed(output: Output) -> None:
+    if output.is_refusal:
+        raise InvalidRequest(f"the structured output cannot be honoured: {output.error}", param="response_format")
     if output.finish == "error":
         raise WorkerFailed(f"the worker failed: {output.error or 'no reason given'}")
     if output.finish == "cancelled":

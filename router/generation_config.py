@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from baton.router.gguf_metadata import read_metadata
+from baton.actors.engine.gguf_metadata import read_metadata
 
 GGUF_KEYS = {
     "temperature": "temp",

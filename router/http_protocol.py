@@ -15,9 +15,9 @@ class BoundedHttp(HttpToolsProtocol):
     _is_in_head = True
 
     def data_received(self, data: bytes) -> None:
-        before = self._num_heads
+        was_in_head, num_heads = self._is_in_head, self._num_heads
         super().data_received(data)
-        if self._num_heads != before or not self._is_in_head:
+        if not (was_in_head and self._is_in_head) or self._num_heads != num_heads:
             self._num_head_bytes = 0
             return
         self._num_head_bytes += len(data)

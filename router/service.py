@@ -124,7 +124,7 @@ class Service:
                 # Only endpoints that stream have a body that asks for it.
                 events = self._events(call, generation, cast(StreamWriter, writer))
                 return EventStream(events, call.headers, endpoint.error, partial(self._end_stream, call, generation))
-            reply = await while_connected(request.receive, self._body(call, generation, writer))
+            reply = await while_connected(request.receive, self._body(call, generation, writer, plan))
         except RouterError as error:
             self._end(call, error.status, error.code)
             return error_response(error, call.headers, endpoint.error)
@@ -164,17 +164,17 @@ class Service:
     def _generation(self, plan: Plan, call: Call) -> Generation:
         stops = plan.body.stop or []
         choices = [
-            Choice(i, request, stops, self.tokenizer, echo)
+            Choice(i, request, stops, self.tokenizer, echo, plan.manner)
             for i, (request, echo) in enumerate(zip(plan.requests, plan.echo, strict=True))
         ]
         return Generation(choices, plan.num_choices, self._dispatcher, self.metrics, call.started)
 
-    async def _body(self, call: Call, generation: Generation, writer: Writer) -> bytes:
+    async def _body(self, call: Call, generation: Generation, writer: Writer, plan: Plan) -> bytes:
         deltas: list[Delta] = []
         async with aclosing(generation.deltas()) as batches:
             async for batch in batches:
                 deltas += batch
-        return writer.body(deltas, generation.usage(), _trace(call, generation))
+        return writer.body(generation.best(deltas, plan.num_kept), generation.usage(), _trace(call, generation))
 
     async def _events(self, call: Call, generation: Generation, writer: StreamWriter) -> AsyncGenerator[Events, None]:
         """Yield events. An error before the first is raised; one after it is told in the last event."""
