@@ -42,12 +42,14 @@ ERROR = {
 }
 
 
-def describe(routes: Sequence[Route], version: str) -> dict[str, Any]:
-    """Return the OpenAPI document of `routes`."""
+def describe(routes: Sequence[Route], *, model: str, version: str) -> dict[str, Any]:
+    """Return the OpenAPI document of `routes`; `model` is the one that requests may ask for."""
     replies = {"chat": Reply, "completions": Reply, "embeddings": EmbeddingList}
     asked = {"tokenize": TokenizeReply, "detokenize": DetokenizeReply}
     names = {name: model.__name__ for name, model in (replies | asked).items()}
     schemas = {"Error": ERROR} | _pydantic_schemas(*BODIES.values(), *asked.values())
+    for body in BODIES.values():
+        schemas[body.__name__]["properties"]["model"] = {"type": "string", "enum": [model]}
     schemas |= msgspec.json.schema_components(set(replies.values()), ref_template=REF)[1]
     return {
         "openapi": "3.1.0",

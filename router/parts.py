@@ -18,13 +18,15 @@ class Reasoning(NamedTuple):
     text: str
 
 
-class CallStart(NamedTuple):
-    index: int
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    index: int  # among the answer's calls
     id: str
     name: str
 
 
-class CallArguments(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class CallArguments:
     """More of a call's arguments, which are JSON text."""
 
     index: int

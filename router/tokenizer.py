@@ -111,7 +111,7 @@ class Tokenizer:
 
     def ids_of(self, names: Sequence[str]) -> frozenset[int]:
         """The ids of those names that are control tokens."""
-        ids = (cast("int | None", self._backend.token_to_id(name)) for name in names)
+        ids = (self._backend.token_to_id(name) for name in names)
         return frozenset(id for id in ids if id is not None and id in self.special_ids)
 
     def encode_prompt_now(self, text: str) -> tuple[int, ...]:

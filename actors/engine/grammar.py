@@ -1,4 +1,4 @@
-# pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 """Grammars that constrain what is sampled: compiled ones by their text, and each slot's place in its own.
 
 A grammar is an xgrammar structural tag, as JSON text. The state of a match is rebuilt from the output's tokens like

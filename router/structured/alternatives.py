@@ -44,6 +44,10 @@ class Node(NamedTuple):
     schema: object
     path: str
 
+    def keyword(self, key: str) -> Any:
+        """Of a schema that is an object."""
+        return cast("dict[str, Any]", self.schema).get(key)
+
     def child(self, *keys: str | int) -> Node:
         schema: Any = self.schema
         for key in keys:
@@ -108,19 +112,20 @@ def describe_type(type: str, node: Node) -> Alternative:
 
 
 def _read(key: str, node: Node) -> Any:
-    value: Any = cast("dict[str, Any]", node.schema)[key]
+    value: Any = node.keyword(key)
     path = f"{node.path}/{key}"
     if key in ("properties", "patternProperties"):
         _expect(isinstance(value, dict), path, "must be an object")
-        return {_name(key, name, path): (node.child(key, name),) for name in value}
+        return {_name(key, name, path): (node.child(key, name),) for name in cast("dict[str, Any]", value)}
     if key == "prefixItems" or (key == "items" and isinstance(value, list)):
         _expect(isinstance(value, list), path, "must be a list")
         return [(node.child(key, i),) for i in range(len(value))]
     if key in ("items", "additionalProperties", "propertyNames"):
         return (node.child(key),)
     if key == "required":
-        _expect(isinstance(value, list) and all(isinstance(name, str) for name in value), path, "must list strings")
-        return list(dict.fromkeys(value))
+        names: list[Any] = cast("list[Any]", value) if isinstance(value, list) else [None]
+        _expect(all(isinstance(name, str) for name in names), path, "must list strings")
+        return list(dict.fromkeys(names))
     if key == "pattern":
         _expect(isinstance(value, str), path, "must be a string")
         return _name("patternProperties", value, path)
@@ -259,8 +264,9 @@ def _constants(alternative: Alternative, name: str) -> set[str] | None:
             schema = cast("dict[str, Any]", node.schema)
             if "const" in schema:
                 return {json_key(schema["const"])}
-            if isinstance(schema.get("enum"), list):
-                return {json_key(value) for value in schema["enum"]}
+            values = node.keyword("enum")
+            if isinstance(values, list):
+                return {json_key(value) for value in cast("list[Any]", values)}
     return None
 
 

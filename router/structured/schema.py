@@ -178,7 +178,7 @@ def _checked_schema(node: Node) -> dict[str, Any]:
 
 def _types(schema: dict[str, Any], path: str) -> list[str]:
     given: Any = schema.get("type", list(ANY_TYPES))
-    types: list[Any] = given if isinstance(given, list) else [given]
+    types: list[Any] = cast("list[Any]", given) if isinstance(given, list) else [given]
     for type in types:
         if not isinstance(type, str) or type not in KEYWORDS:
             raise UnsupportedSchema(f"{path}/type", f"a type must be one of {', '.join(KEYWORDS)}")
@@ -188,9 +188,10 @@ def _types(schema: dict[str, Any], path: str) -> list[str]:
 def _values(schema: dict[str, Any], key: str, path: str) -> list[Any]:
     if key == "const":
         return [schema["const"]]
-    if not isinstance(schema["enum"], list) or not schema["enum"]:
+    values: Any = schema["enum"]
+    if not isinstance(values, list) or not values:
         raise UnsupportedSchema(f"{path}/enum", "must be a list with at least one value")
-    return schema["enum"]
+    return cast("list[Any]", values)
 
 
 def _branches(node: Node, key: str) -> list[Node]:

@@ -12,7 +12,7 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 class Hermes:
-    markers = (OPEN, CLOSE)
+    markers: tuple[str, ...] = (OPEN, CLOSE)
 
     def parser(self, *, forced: bool) -> PartParser:
         return HermesParser()

@@ -12,7 +12,7 @@ PYTHON_TAG = "<|python_tag|>"
 
 
 class Llama3:
-    markers = ()  # <|python_tag|> says nothing that the brace does not
+    markers: tuple[str, ...] = ()  # <|python_tag|> says nothing that the brace does not
 
     def parser(self, *, forced: bool) -> PartParser:
         return JsonCalls("; \n\t")

@@ -18,7 +18,7 @@ def json_list(tools: Sequence[Tool], *, parallel: bool) -> Format:
 
 
 class Mistral:
-    markers = (MARKER, ARGS)
+    markers: tuple[str, ...] = (MARKER, ARGS)
 
     def parser(self, *, forced: bool) -> PartParser:
         return MistralParser(is_list=forced)

@@ -15,7 +15,7 @@ MAX_CALL_LEN = 65_536  # characters; Python's parser is recursive
 
 
 class Pythonic:
-    markers = ()
+    markers: tuple[str, ...] = ()
 
     def parser(self, *, forced: bool) -> PartParser:
         return MistralParser(is_list=True) if forced else PythonicParser()

@@ -29,8 +29,11 @@ PROMPTS = (
     tuple(range(2000, 2033)),
     tuple(range(5000, 5560)),  # longer than Gemma's window of 512
 )
-# Of a logit, in absolute terms: bfloat16 keeps 8 bits, so one rounding of a logit of 20 is already 0.06.
-TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 1.0}
+# Of a logit, in absolute terms. Bfloat16 keeps 8 bits: one rounding of a logit of 20 is already 0.06, and the weights,
+# each layer's results and the logits are all rounded.
+LARGEST_ERROR = {torch.float32: 2e-3, torch.bfloat16: 2.0}
+MEAN_ERROR = {torch.float32: 1e-4, torch.bfloat16: 0.25}
+NEAR_TIE = 0.5  # a gap between the best two logits that bfloat16 may turn around
 MODELS = ("smollm2", "gemma3")
 
 
@@ -79,7 +82,7 @@ def gpu_logits(model: Model, tokens: list[int], dtype: torch.dtype) -> torch.Ten
     return model.logits(model.forward(inputs, kv, attention)).float().cpu()
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("dtype", LARGEST_ERROR, ids=str)
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_equal_those_of_the_cpu(name: str, dtype: torch.dtype) -> None:
     for sequence in cpu_sequences(name):
@@ -88,11 +91,12 @@ def test_logits_equal_those_of_the_cpu(name: str, dtype: torch.dtype) -> None:
         wanted = all_logits(on_cpu(name), [Row(0, 0, len(tokens), tokens, blocks, True)], kv_cache(on_cpu(name)))
         error = (gpu_logits(on_gpu(name, dtype), tokens, dtype) - wanted).abs()
         print(f"{name} {dtype}: largest error {error.max():.5f}, mean {error.mean():.5f}")
-        assert error.max() < TOLERANCE[dtype]
+        assert error.max() < LARGEST_ERROR[dtype]
+        assert error.mean() < MEAN_ERROR[dtype]
 
 
 @pytest.mark.parametrize("chunk", [100, 1000])
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("dtype", LARGEST_ERROR, ids=str)
 @pytest.mark.parametrize("name", MODELS)
 def test_greedy_tokens_differ_only_at_near_ties(name: str, dtype: torch.dtype, chunk: int) -> None:
     """All steps by CUDA graphs: whole ones for decode, cut ones for chunks."""
@@ -108,7 +112,7 @@ def test_greedy_tokens_differ_only_at_near_ties(name: str, dtype: torch.dtype, c
         if dtype == torch.float32:
             assert got.output[:NUM_TOKENS] == wanted.output[:NUM_TOKENS]
         elif got.output[:NUM_TOKENS] != wanted.output[:NUM_TOKENS]:
-            assert top_gap_where_they_part(name, got, wanted) < 2 * TOLERANCE[dtype]
+            assert top_gap_where_they_part(name, got, wanted) < NEAR_TIE
 
 
 def top_gap_where_they_part(name: str, got: Driven, wanted: Driven) -> float:
