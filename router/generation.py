@@ -150,7 +150,7 @@ class Choice:
         self.served = output.served
         scored = tuple(self._unsent)
         pooled = output.prompt.pooled if output.prompt else b""
-        return Delta(self.index, True, text, scored, self.finish, pooled, self._parse(text))
+        return Delta(self.index, True, text, scored, self.finish, pooled, parts=self._parse(text))
 
 
 class Generation:

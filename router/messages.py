@@ -222,7 +222,7 @@ class MessageWriter:
 
 def _block(segment: Segment, *, is_whole: bool) -> Json:
     if segment.kind == "call":
-        arguments = _arguments(segment.text) if is_whole else {}
+        arguments: object = _arguments(segment.text) if is_whole else {}
         return {"type": "tool_use", "id": segment.call_id, "name": segment.name, "input": arguments}
     text = segment.text if is_whole else ""
     if segment.kind == "reasoning":

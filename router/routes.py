@@ -15,7 +15,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from baton.router.embeddings import Embeddings
 from baton.router.endpoints import Chat, Completions, Endpoint
@@ -40,7 +40,7 @@ def make_app(service: Service, health: Health) -> FastAPI:
         "/v1/responses": Responses(),
         "/v1/messages": Messages(),
     }
-    routes = [
+    routes: list[BaseRoute] = [
         *(Route(path, _answering(service, endpoint), name=endpoint.name) for path, endpoint in endpoints.items()),
         *_model_routes(service),
         *_token_routes(service),
