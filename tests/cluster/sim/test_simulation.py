@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import get_args
 
 import msgspec
 import pytest
@@ -22,7 +21,9 @@ PROFILE = Profile.load()
 COST = StepCost(**PROFILE.cost_ms)
 
 
-def setup(policy: PolicyName = "cost", *, can_leap: bool = True, kv_tokens: int = 800_000, **workers: int) -> Setup:
+def setup(
+    policy: PolicyName = PolicyName.COST, *, can_leap: bool = True, kv_tokens: int = 800_000, **workers: int
+) -> Setup:
     roles: dict[str, Role] = {"both": "both", "prefill": "prefill", "decode": "decode"}
     return Setup(
         workers={roles[role]: num for role, num in (workers or {"both": 4}).items()},
@@ -49,7 +50,7 @@ def test_a_lone_request_takes_what_the_cost_model_says() -> None:
 
 
 def test_a_hand_over_costs_its_messages_and_the_last_chunk_s_way() -> None:
-    simulation = Simulation(setup("round_robin", prefill=1, decode=1))
+    simulation = Simulation(setup(PolicyName.ROUND_ROBIN, prefill=1, decode=1))
     simulation.run([Arrival(0.0, 8192, 3, tuple(range(1, 17)))])
     (outcome,) = simulation.outcomes
     chunk_s = 512 * PROFILE.kv_bytes_per_token / PROFILE.link_bytes_s
@@ -70,10 +71,10 @@ def test_leaping_over_decode_steps_tells_the_same_as_taking_each(workers: dict[s
     assert sum(outcome.last_at for outcome in a) == pytest.approx(sum(outcome.last_at for outcome in b), rel=0.01)
 
 
-@pytest.mark.parametrize("policy", get_args(PolicyName))
+@pytest.mark.parametrize("policy", list(PolicyName))
 @pytest.mark.parametrize("workers", [{"both": 3}, {"prefill": 1, "decode": 2}])
 def test_every_policy_serves_a_trace_and_leaves_no_block_held(policy: PolicyName, workers: dict[str, int]) -> None:
-    arrivals = conversation(speed=0.5)[:40]
+    arrivals = [arrival for arrival in conversation(speed=0.7) if arrival.prompt_len < 30_000][:40]
     summary = simulate(setup(policy, **workers), arrivals)
     assert (summary.requests, summary.refused) == (40, 0)
     assert summary == simulate(setup(policy, **workers), arrivals)
@@ -114,7 +115,7 @@ def test_the_command_compares_all_policies_and_draws_them(tmp_path: Path) -> Non
     result = CliRunner().invoke(app, [*arguments, "--compare", "--plot", str(path), "--json"])
     assert result.exit_code == 0, result.output
     policies = json.loads(result.stdout.splitlines()[-1])["policies"]
-    assert [summary["policy"] for summary in policies] == list(get_args(PolicyName))
+    assert [summary["policy"] for summary in policies] == list(list(PolicyName))
     assert path.stat().st_size > 10_000
 
 
