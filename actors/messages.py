@@ -104,6 +104,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
     prompt: PromptOutput | None = None  # likewise, if the request asked for it
     finish: FinishReason | None = None
     error: str | None = None  # for finish == "error"
+    is_refusal: bool = False  # the error is the client's to mend: its grammar cannot be honoured
     served: ServedBy | None = None
 
 

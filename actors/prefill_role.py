@@ -16,6 +16,7 @@ import msgspec
 from baton.actors import rpc
 from baton.actors.engine.request import Request
 from baton.actors.engine.updates import Update
+from baton.actors.grammars import CompilerLost, GrammarRefused, Grammars
 from baton.actors.messages import PrefillResult
 from baton.actors.metrics import WorkerMetrics
 from baton.actors.peer_session import PeerSession
@@ -24,7 +25,8 @@ from baton.transfer.actions import CancelPrefill, Prefill, Release, Send, Source
 from baton.transfer.layout import check_layout
 from baton.transfer.mover import Completion, Incarnation
 from baton.transfer.mover_loop import MoverLoop
-from baton.transfer.reblock import source_blocks
+from baton.transfer.route import source_blocks
+from baton.transfer.slow_link import SlowLinks
 from baton.transfer.source import HandoverSource
 from baton.transfer.wire import Attempt, Hello, Message
 
@@ -40,13 +42,20 @@ class _Export:
     block_size: int  # the peer's
     opened: float
     started: float = 0.0
+    grammar: object = None  # held, so that the engine finds it
 
 
 class PrefillRole:
     """Serves every decode peer that opens a hand-over stream."""
 
     def __init__(
-        self, hello: Hello, steps: StepLoop, mover: MoverLoop, source: HandoverSource, metrics: WorkerMetrics
+        self,
+        hello: Hello,
+        steps: StepLoop,
+        mover: MoverLoop,
+        source: HandoverSource,
+        metrics: WorkerMetrics,
+        grammars: Grammars,
     ) -> None:
         self._hello = hello
         self._block_size = hello.layout.block_size
@@ -54,6 +63,9 @@ class PrefillRole:
         self._mover = mover
         self._source = source
         self._metrics = metrics
+        self._links = SlowLinks(is_gpu=hello.memory.memory == "VRAM")
+        self._grammars = grammars
+        self._tasks: set[asyncio.Task[None]] = set()
         self._sessions: dict[Incarnation, PeerSession] = {}
         self._block_sizes: dict[Incarnation, int] = {}  # of every life so far, one number each
         self._lives: dict[str, Incarnation] = {}  # the last one of each decode worker
@@ -70,7 +82,7 @@ class PrefillRole:
         hello = await anext(messages)
         if not isinstance(hello, Hello):
             raise ValueError(f"a hand-over stream begins with Hello, not {type(hello).__name__}")
-        check_layout(self._hello.layout, hello.layout, repacked=True)
+        check_layout(self._hello.layout, hello.layout)
         peer = Incarnation(hello.incarnation)
         self._run(self._source.on_peer_connected(peer))
         previous = self._lives.get(hello.worker_id, peer)
@@ -116,6 +128,8 @@ class PrefillRole:
     def on_completion(self, completion: Completion) -> None:
         if completion.error is None:
             self._metrics.on_write(completion.num_bytes, completion.seconds)
+            if (slow := self._links.note(completion)) is not None:
+                log.warning(slow)
         else:
             log.warning("write to %s failed: %s", completion.peer, completion.error)
             self._hang_up(completion.peer)
@@ -165,7 +179,24 @@ class PrefillRole:
         engine_id = attempt.name
         self._exports[engine_id] = _Export(attempt, self._block_sizes[attempt.peer], time.monotonic())
         own = msgspec.structs.replace(request, id=engine_id)
-        self._steps.post(lambda engine: engine.submit(own, export=True))
+        if not request.grammar:
+            self._steps.post(lambda engine: engine.submit(own, export=True))
+            return
+        task = asyncio.get_running_loop().create_task(self._prefill_constrained(own))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _prefill_constrained(self, request: Request) -> None:
+        """The peer has compiled the grammar too: what fails here is this worker's fault, and the peer goes on."""
+        export = self._exports[request.id]
+        try:
+            export.grammar = await self._grammars.compiled(request.grammar)
+        except (GrammarRefused, CompilerLost) as error:
+            if self._exports.pop(request.id, None) is not None:
+                self._run(self._source.on_failed(export.attempt, str(error)))
+            return
+        if request.id in self._exports:  # else it was cancelled meanwhile
+            self._steps.post(lambda engine: engine.submit(request, export=True))
 
     def _cancel(self, engine_id: str) -> None:
         """The blocks stay until Release: writes from them may be pending, and the engine gives blocks out at once."""

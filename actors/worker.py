@@ -25,6 +25,7 @@ from baton.actors.engine.errors import EngineError
 from baton.actors.engine.updates import BlockCounts, Update
 from baton.actors.gateway_session import GatewaySession, KVView
 from baton.actors.generation import Generation, Moved
+from baton.actors.grammars import CompilerLost, GrammarRefused
 from baton.actors.messages import (
     Cancel,
     Frame,
@@ -42,12 +43,11 @@ from baton.actors.metrics import WorkerMetrics
 from baton.actors.peer_session import PeerRefused
 from baton.actors.prefill_role import PrefillRole
 from baton.actors.step_loop import StepLoop, StepReport
-from baton.transfer.factory import make_mover
+from baton.transfer.factory import MoverPlace, make_mover
 from baton.transfer.layout import LayoutMismatch
 from baton.transfer.local_mover import LocalFabric
 from baton.transfer.mover import Arrival, Completion, Incarnation, TransferError
 from baton.transfer.mover_loop import MoverLoop
-from baton.transfer.reblock import ReblockingMover
 from baton.transfer.source import HandoverSource
 from baton.transfer.target import HandoverTarget
 from baton.transfer.wire import Hello, Message, decode_message
@@ -62,6 +62,7 @@ class _Live:
     generation: Generation
     session: GatewaySession
     fetch: asyncio.Task[None] | None = None
+    grammar: object = None  # held, so that the engine finds it
     deadline: asyncio.TimerHandle | None = None
 
     def end(self) -> None:
@@ -89,11 +90,6 @@ class Worker:
         build: Callable[[WorkerConfig], BuiltEngine] = build_engine,
         fabric: LocalFabric | None = None,
     ) -> None:
-        if role != "both" and config.tensor_parallel > 1:
-            raise ValueError(
-                f"worker {worker_id}: role {role} hands blocks over, which tensor_parallel = {config.tensor_parallel} "
-                f"cannot; set tensor_parallel to 1, or give the role both"
-            )
         self.worker_id = worker_id
         self.role: Role = role
         self.incarnation = Incarnation(uuid.uuid4().hex)
@@ -122,8 +118,8 @@ class Worker:
 
     async def _open(self, loop: asyncio.AbstractEventLoop) -> WorkerInfo:
         transfer, kv = self._config.transfer, self._built.kv
-        plain = make_mover(transfer.mover, kv, self.incarnation, fabric=self._fabric)
-        mover = ReblockingMover(plain, kv, transfer.max_write_blocks)
+        place = MoverPlace(self._host, self._fabric)
+        mover = make_mover(transfer, kv, self.incarnation, place, self._built.ranks.mover_lines)
         self._hello = Hello(
             incarnation=self.incarnation,
             worker_id=self.worker_id,
@@ -156,7 +152,7 @@ class Worker:
         )
         target = HandoverTarget(beat_s=transfer.beat_s, stall_s=transfer.stall_s, hold_s=transfer.hold_s)
         self._mover = mover_loop
-        self._prefill = PrefillRole(self._hello, self._steps, mover_loop, source, self._metrics)
+        self._prefill = PrefillRole(self._hello, self._steps, mover_loop, source, self._metrics, self._built.grammars)
         self._decode = DecodeRole(self._hello, self._steps, mover_loop, target, self)
 
     async def stop(self) -> None:
@@ -166,8 +162,9 @@ class Worker:
         await self._decode.close()
         await self._server.stop(grace=0)
         self._steps.stop()
-        await asyncio.to_thread(self._built.ranks.close)
+        await self._built.grammars.close()
         await self._mover.close()
+        await asyncio.to_thread(self._built.ranks.close)
         self._close_metrics()
 
     async def drain(self) -> None:
@@ -265,6 +262,23 @@ class Worker:
         if request.deadline_s is not None:
             loop = asyncio.get_running_loop()
             live.deadline = loop.call_later(request.deadline_s, self._expire, live, request.deadline_s)
+        if request.grammar:
+            live.fetch = asyncio.create_task(self._start_constrained(live))
+        else:
+            self._start(live)
+
+    async def _start_constrained(self, live: _Live) -> None:
+        request = live.generation.submit.request
+        try:
+            live.grammar = await self._built.grammars.compiled(request.grammar)
+        except (GrammarRefused, CompilerLost) as error:
+            is_refusal = isinstance(error, GrammarRefused)
+            self._emit(live, Output(request_id=request.id, finish="error", error=str(error), is_refusal=is_refusal))
+        else:
+            self._start(live)
+
+    def _start(self, live: _Live) -> None:
+        submit, request = live.generation.submit, live.generation.submit.request
         # What is asked about a prompt is found where it is computed, and does not travel.
         is_own = submit.prefill is None or submit.prefill.incarnation == self.incarnation or request.prompt is not None
         if submit.prefill is None or is_own:

@@ -6,6 +6,7 @@ import errno
 from collections.abc import Callable
 from typing import Protocol
 
+from baton.actors.collector import spare_startup
 from baton.actors.messages import WorkerInfo
 from baton.cluster.config import ClusterConfig
 from baton.cluster.errors import StartError
@@ -51,6 +52,7 @@ class GatewayActor:
             fix = f"port {router.port} of {router.host} is in use; set router.port to a free one, or to 0 for any"
             raise StartError("gateway", fix) from error
         self._gateway = gateway
+        spare_startup()
         return address
 
     async def probe(self) -> Life[str]:

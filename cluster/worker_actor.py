@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable
 from typing import Protocol
 
+from baton.actors.collector import spare_startup
 from baton.actors.engine.updates import BlockCounts
 from baton.actors.messages import WorkerInfo
 from baton.cluster.config import WorkerSpec
@@ -65,6 +66,7 @@ class WorkerActor:
         info = await worker.start()
         worker.failed.add_done_callback(self._end_process)
         self._worker = worker
+        spare_startup()
         return info
 
     def _end_process(self, failed: asyncio.Future[None]) -> None:

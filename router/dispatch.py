@@ -16,7 +16,7 @@ import msgspec
 from baton.actors.engine.request import Request, TokenLogprobs
 from baton.actors.messages import Output, Submit
 from baton.router.admission import Admission, AdmissionLimits, Place
-from baton.router.errors import DeadlineExceeded, NoWorkers, WorkerFailed, WorkerLost
+from baton.router.errors import DeadlineExceeded, InvalidRequest, NoWorkers, WorkerFailed, WorkerLost
 from baton.router.membership import Membership
 from baton.router.metrics import Metrics
 from baton.router.routing import Charge, Route, Router
@@ -61,7 +61,7 @@ class Dispatcher:
         deadline_s = min(deadlines, default=None)
         return self.admission.enter(lens, key=terms.key, priority=requests[0].priority, deadline_s=deadline_s)
 
-    async def generate(self, request: Request, place: Place) -> AsyncGenerator[Output, None]:
+    async def generate(self, request: Request, place: Place, terms: Terms) -> AsyncGenerator[Output, None]:
         """Yield the request's outputs, those of one wake-up joined; closing the generator cancels it everywhere.
 
         Raises a RouterError instead of a last output: Overloaded or NoWorkers while it waits for its turn, WorkerLost,
@@ -77,9 +77,9 @@ class Dispatcher:
             self._metrics.queued(loop.time() - started)
             while num_lost < self._max_attempts:
                 current = progress.next_request(num_lost + len(gave_up), loop.time() - started)
-                route = self._router.route(current, gave_up)
+                route = self._router.route(current, gave_up, targets=terms.slo, session=terms.session)
                 charge = self._router.charge(route)
-                place.charged()
+                place.charged(sum(leg.uncached for leg in route.legs))
                 try:
                     async with aclosing(self._attempt(current, route, charge)) as outputs:
                         async for output in outputs:
@@ -119,7 +119,11 @@ class Dispatcher:
         reason = self._membership.why_unusable()
         if reason is not None:
             self.admission.refuse_all(_no_workers(reason))
-        elif stream.has_room:
+            return
+        if self.admission.wants_progress():
+            workers = (*self._membership.decoders(), *self._membership.prefillers())
+            self.admission.note_progress(sum(worker.num_tokens for worker in workers))
+        if stream.has_room:
             self.admission.pump()
 
     async def _attempt(
@@ -232,6 +236,8 @@ def _joined(outputs: Sequence[Output]) -> Output:
 
 
 def _raise_if_failed(output: Output) -> None:
+    if output.is_refusal:
+        raise InvalidRequest(f"the structured output cannot be honoured: {output.error}", param="response_format")
     if output.finish == "error":
         raise WorkerFailed(f"the worker failed: {output.error or 'no reason given'}")
     if output.finish == "cancelled":

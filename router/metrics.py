@@ -80,6 +80,10 @@ class Metrics:
             registry=registry,
         )
 
+        self._add_shares(registry)
+
+    def _add_shares(self, registry: CollectorRegistry) -> None:
+        """Add what is counted by class and by key, and the queue's."""
         self._judged = Counter(
             "baton_gateway_slo_sequences",
             "Sequences by whether they met the targets of their class, or which they missed",

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -27,6 +27,7 @@ from baton.router.errors import ModelNotFound, NoWorkers, RouterError
 from baton.router.generation import Choice, Delta, Generation
 from baton.router.http_io import (
     CLIENT_CLOSED,
+    Events,
     EventStream,
     error_response,
     json_response,
@@ -112,16 +113,16 @@ class Service:
         self._begin()
         try:
             call.visit = self.door.enter(request.headers)
-            call.terms = Terms(call.visit.name, self._slo.choose(request.headers, call.visit.name))
+            call.terms = self._slo.terms(request.headers, call.visit.name)
             reading = await self._read(endpoint, request)
             plan = await self._plan(reading.core)
             generation = call.generation = self._generation(plan, call)
             writer = endpoint.writer(reading)
             if reading.core.stream:
-                assert isinstance(writer, StreamWriter)
-                events = self._events(call, generation, writer)
+                # Only endpoints that stream have a body that asks for it.
+                events = self._events(call, generation, cast(StreamWriter, writer))
                 return EventStream(events, call.headers, endpoint.error, partial(self._end_stream, call, generation))
-            body = await while_connected(request.receive, self._body(call, generation, writer))
+            body = await while_connected(request.receive, self._body(call, generation, writer, plan))
         except RouterError as error:
             self._end(call, error.status, error.code)
             return error_response(error, call.headers, endpoint.error)
@@ -161,37 +162,39 @@ class Service:
     def _generation(self, plan: Plan, call: Call) -> Generation:
         stops = plan.body.stop or []
         choices = [
-            Choice(i, request, stops, self.tokenizer, echo)
+            Choice(i, request, stops, self.tokenizer, echo, plan.manner)
             for i, (request, echo) in enumerate(zip(plan.requests, plan.echo, strict=True))
         ]
         return Generation(
             choices, plan.num_choices, self._dispatcher, self.metrics, terms=call.terms, started=call.started
         )
 
-    async def _body(self, call: Call, generation: Generation, writer: Writer) -> bytes:
+    async def _body(self, call: Call, generation: Generation, writer: Writer, plan: Plan) -> bytes:
         deltas: list[Delta] = []
         async with aclosing(generation.deltas()) as batches:
             async for batch in batches:
                 deltas += batch
-        return writer.body(deltas, generation.usage(), _trace(call, generation))
+        return writer.body(generation.best(deltas, plan.num_kept), generation.usage(), _trace(call, generation))
 
-    async def _events(self, call: Call, generation: Generation, writer: StreamWriter) -> AsyncGenerator[bytes, None]:
+    async def _events(self, call: Call, generation: Generation, writer: StreamWriter) -> AsyncGenerator[Events, None]:
         """Yield events. An error before the first is raised; one after it is told in the last event."""
         has_begun = False
+        events = b""
         try:
             async with aclosing(generation.deltas()) as batches:
                 async for batch in batches:
-                    events = writer.events(batch)
-                    if events:
-                        yield events
-                        has_begun = True
+                    events += writer.events(batch)
+                    if events and not generation.is_finished:  # the last deltas go with what ends the stream
+                        yield Events(events, is_last=False)
+                        has_begun, events = True, b""
         except Exception as error:  # the stream's root: whatever it is, the client must hear of it
             if not has_begun:
                 raise
             generation.failure = _as_router_error(error)
-            yield writer.error_event(generation.failure)
+            yield Events(events + writer.error_event(generation.failure), is_last=True)
             return
-        yield writer.last_events(generation.usage(), _trace(call, generation) if call.wants_trace else None)
+        trace = _trace(call, generation) if call.wants_trace else None
+        yield Events(events + writer.last_events(generation.usage(), trace), is_last=True)
 
     def _end_stream(self, call: Call, generation: Generation, status: int, reason: str | None) -> None:
         """Count a stream that failed on its way by its failure: the status line had gone out before."""

@@ -14,12 +14,13 @@ from typing import NamedTuple
 import torch
 
 from baton.actors.engine.batch import Batch, PendingStep, Row, StepOutput
+from baton.actors.engine.grammar import GrammarStore
 from baton.actors.engine.host_copy import HostCopy
 from baton.actors.engine.models.model import Model, StepInputs
 from baton.actors.engine.request import TokenLogprobs
 from baton.actors.engine.runner_prompt import PendingParts, PromptReader
 from baton.actors.engine.sampler_state import SlotStates
-from baton.actors.engine.step_fields import UNKNOWN, StepFields, sampled_after, step_fields, step_layout
+from baton.actors.engine.step_fields import UNKNOWN, sampled_after, step_layout, write_fields
 from baton.kernels.attention import AttentionBackend, AttentionShape
 from baton.kernels.rope_store import TokenPlaces
 from baton.kernels.sampling import Logprobs, sample, token_logprobs
@@ -33,24 +34,26 @@ class TorchRunner:
         *,
         num_slots: int,
         make_attention: Callable[[AttentionShape], AttentionBackend],
+        grammars: GrammarStore | None = None,
     ) -> None:
         self._model = model
         self._kv = kv
         self._block_size = kv.shape[3]
         self._attention = [make_attention(shape) for shape in model.shapes]
-        self._slots = SlotStates(num_slots, model.config.vocab_size, model.config.eos_ids, kv.device)
+        self._num_slots = num_slots
+        self._slots = SlotStates(num_slots, model.config.vocab_size, model.config.eos_ids, kv.device, grammars)
         self._prompts = PromptReader(model, self._to_device)
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> PendingStep:
         rows = batch.rows
-        self._slots.admit(batch.admissions)
         self._prompts.admit(batch.admissions)
         layout = step_layout(rows, self._block_size)
         for backend in self._attention:
             backend.plan(layout)
-        hidden = self._forward(step_fields(rows, self._block_size))
+        hidden = self._forward(rows, batch.num_tokens)
         prompts = self._prompts.read(rows, hidden)
+        self._slots.admit(batch.admissions)  # only now, while the device works: what sampling asks for comes last
         sampled = sampled_after(rows)
         if not sampled.tokens:
             # No ids, yet whoever waits must know that the step's KV is complete: a peer is about to be sent it.
@@ -60,12 +63,17 @@ class TorchRunner:
         step = self._sample([row for row in rows if row.sample], SampledPlaces(positions, slots), logits, rows)
         return step if prompts is None else replace(step, prompts=prompts)
 
-    def _forward(self, fields: StepFields) -> torch.Tensor:
+    def _forward(self, rows: Sequence[Row], num_tokens: int) -> torch.Tensor:
         """Run the model over a step that is planned. Returns hidden states, [at least num_tokens, hidden]."""
-        return self._hidden(self._to_device(fields), self._attention)
+        return self._hidden(self._fields(rows, num_tokens).to(self._kv.device, non_blocking=True), self._attention)
+
+    def _fields(self, rows: Sequence[Row], size: int) -> torch.Tensor:
+        """The step's fields (see `write_fields`) on the host, padded to `size`; pinned where there is a GPU."""
+        fields = torch.empty(4, size, dtype=torch.int64, pin_memory=self._kv.is_cuda)
+        write_fields(fields.numpy(), rows, self._block_size, self._num_slots)
+        return fields
 
     def _hidden(self, fields: torch.Tensor, attention: Sequence[AttentionBackend]) -> torch.Tensor:
-        """`fields` [4, num_tokens] int64 are `StepFields` on the device."""
         tokens, positions, cache_slots, slots = fields
         tokens = torch.where(tokens == UNKNOWN, self._slots.last_sampled.index_select(0, slots), tokens)
         return self._model.forward(StepInputs(tokens, TokenPlaces(positions, cache_slots)), self._kv, attention)
@@ -76,7 +84,9 @@ class TorchRunner:
         """Sample for the rows that want it, `sampled` of all `rows`; `places` and `logits` have one entry for each."""
         ids = sample(logits, self._slots.tensors(sampled, places.slots, places.positions)).ids
         self._slots.record(places.slots, ids)
-        return SampledStep(rows, HostCopy((ids,)), self._logprobs(sampled, logits, ids))
+        copy = HostCopy((ids,))
+        self._slots.note(sampled, copy)
+        return SampledStep(rows, copy, self._logprobs(sampled, logits, ids))
 
     def _logprobs(self, rows: Sequence[Row], logits: torch.Tensor, ids: torch.Tensor) -> StepLogprobs | None:
         wanted = {i: num for i, row in enumerate(rows) if (num := self._slots.num_logprobs(row.slot)) is not None}

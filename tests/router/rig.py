@@ -54,14 +54,16 @@ class Rig:
 
     def generate(self, request: Request) -> AsyncGenerator[Output, None]:
         (place,) = self.dispatcher.admit([request], Terms())
-        return self.dispatcher.generate(request, place)
+        return self.dispatcher.generate(request, place, Terms())
 
     async def run(self, request: Request) -> list[Output]:
         return [output async for output in self.generate(request)]
 
 
 @asynccontextmanager
-async def rig(*workers: FakeWorker, config: RouterConfig | None = None) -> AsyncGenerator[Rig, None]:
+async def rig(
+    *workers: FakeWorker, config: RouterConfig | None = None, timeout_s: float = 20
+) -> AsyncGenerator[Rig, None]:
     config = config or RouterConfig()
     metrics = Metrics()
     index = PrefixIndex(predicted_s=config.predicted_prefix_s)
@@ -76,7 +78,7 @@ async def rig(*workers: FakeWorker, config: RouterConfig | None = None) -> Async
     for worker in workers:
         await worker.start()
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(timeout_s):
             rig = Rig(membership, metrics, dispatcher, dispatcher.admission)
             await rig.join(*workers)
             yield rig
