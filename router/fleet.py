@@ -15,6 +15,7 @@ from baton.actors.step_cost import StepCost
 Column = NDArray[np.float64]
 
 
+NUM_FIGURES = 15
 SPARE_SEQUENCES = 4  # that may wait on a worker for a seat
 MIN_AVAILABLE = 0.05  # share of a worker's blocks, free or cached, below which what runs there needs them itself
 
@@ -44,10 +45,9 @@ class RoutedWorker:
         # a request for a prefill worker comes by way of another: only the second report after it surely counts it.
         self._fresh = Tally()
         self._recent = Tally()
-
-    @property
-    def incarnation(self) -> str:
-        return self.info.peer.incarnation
+        self.incarnation = info.peer.incarnation
+        self.figures: Column = np.empty(NUM_FIGURES)  # what policies look at; see `refresh`
+        self.refresh()
 
     @property
     def num_requests(self) -> int:
@@ -92,9 +92,13 @@ class RoutedWorker:
         if load.cost is not None:
             self.cost = load.cost
         self._recent, self._fresh = self._fresh, Tally()
+        self.refresh()
 
     def charge(self, num_tokens: int, context: float) -> Tally:
-        """Count one request more. What is released before a report can count it must come off the returned tally."""
+        """Count one request more. What is released before a report can count it must come off the returned tally.
+
+        Whoever changes the load, or takes off the tally, calls `refresh` then.
+        """
         self.num_own_requests += 1
         self.num_own_tokens += num_tokens
         self.num_own_prefills += num_tokens > 0
@@ -104,9 +108,30 @@ class RoutedWorker:
         self._fresh.context += context
         return self._fresh
 
+    def refresh(self) -> None:
+        """Bring `figures` up to date: decisions read them far more often than they change."""
+        info, load, cost = self.info, self.load, self.cost
+        self.figures[:] = (
+            self.num_requests,
+            self.num_tokens,
+            self.num_dispatched,
+            self.num_own_prefills,
+            self.prefill_ms,
+            load.prefill_share,
+            self.kv_tokens,
+            info.num_blocks * info.block_size,
+            info.step_tokens,
+            info.block_size,
+            cost.constant_ms,
+            cost.prefill_token_ms,
+            cost.prefill_context_ms,
+            cost.decode_ms,
+            cost.decode_token_ms,
+        )
+
 
 class Pool:
-    """The workers that may take one part of one request, as columns: row i is worker i. Made when first asked for."""
+    """The workers that may take one part of one request, as columns: row i is worker i."""
 
     def __init__(self, workers: Sequence[RoutedWorker], match: Callable[[int], Mapping[str, int]]) -> None:
         """`match` counts, for a block size, the prompt's leading blocks that each incarnation holds, if any."""
@@ -120,60 +145,66 @@ class Pool:
         return Pool(self.workers[row : row + 1], self._match)
 
     @cached_property
+    def _columns(self) -> Column:
+        """What `RoutedWorker.refresh` notes, [figure][worker]."""
+        figures = [worker.figures for worker in self.workers]
+        return np.concatenate(figures or [np.empty(0)]).reshape(-1, NUM_FIGURES).T
+
+    @cached_property
     def cached(self) -> Column:
         """Leading tokens of the prompt that each holds."""
-        infos = [worker.info for worker in self.workers]
-        matched = {size: self._match(size) for size in {info.block_size for info in infos}}
-        tokens = [matched[info.block_size].get(info.peer.incarnation, 0) * info.block_size for info in infos]
-        return np.array(tokens, dtype=np.float64)
+        sizes = self._columns[9]
+        tokens = np.zeros(len(self.workers))
+        for size in set(sizes.tolist()):
+            matched = self._match(int(size))
+            if matched:
+                blocks = np.array([matched.get(worker.incarnation, 0) for worker in self.workers])
+                tokens = np.where(sizes == size, blocks * size, tokens)
+        return tokens
 
-    @cached_property
+    @property
     def num_requests(self) -> Column:
         """There now, running and waiting."""
-        return np.array([worker.num_requests for worker in self.workers], dtype=np.float64)
+        return self._columns[0]
 
-    @cached_property
+    @property
     def num_tokens(self) -> Column:
         """Uncached prompt tokens that each has yet to compute."""
-        return np.array([worker.num_tokens for worker in self.workers], dtype=np.float64)
+        return self._columns[1]
 
-    @cached_property
+    @property
     def num_dispatched(self) -> Column:
         """Requests ever sent there: what breaks ties."""
-        return np.array([worker.num_dispatched for worker in self.workers], dtype=np.float64)
+        return self._columns[2]
 
-    @cached_property
+    @property
     def num_prefills(self) -> Column:
         """Own requests there that have no first token yet."""
-        return np.array([worker.num_own_prefills for worker in self.workers], dtype=np.float64)
+        return self._columns[3]
 
-    @cached_property
+    @property
     def prefill_ms(self) -> Column:
-        return np.array([worker.prefill_ms for worker in self.workers], dtype=np.float64)
+        return self._columns[4]
 
-    @cached_property
+    @property
     def prefill_share(self) -> Column:
-        return np.array([worker.load.prefill_share for worker in self.workers], dtype=np.float64)
+        return self._columns[5]
 
-    @cached_property
+    @property
     def kv_tokens(self) -> Column:
-        return np.array([worker.kv_tokens for worker in self.workers], dtype=np.float64)
+        return self._columns[6]
 
-    @cached_property
+    @property
     def capacity(self) -> Column:
         """KV tokens that fit."""
-        return np.array([worker.info.num_blocks * worker.info.block_size for worker in self.workers], dtype=np.float64)
+        return self._columns[7]
 
-    @cached_property
+    @property
     def step_tokens(self) -> Column:
         """Tokens that one step computes at most."""
-        return np.array([worker.info.step_tokens for worker in self.workers], dtype=np.float64)
+        return self._columns[8]
 
-    @cached_property
+    @property
     def costs(self) -> NDArray[np.float64]:
         """Coefficients as columns [part of StepCost][worker]."""
-        rows = [
-            (c.constant_ms, c.prefill_token_ms, c.prefill_context_ms, c.decode_ms, c.decode_token_ms)
-            for c in (worker.cost for worker in self.workers)
-        ]
-        return np.array(rows, dtype=np.float64).T
+        return self._columns[10:]

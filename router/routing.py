@@ -80,6 +80,7 @@ class _Weight:
         self._is_prefilled = self._is_released = False
         self._tally = leg.worker.charge(leg.uncached, leg.context)
         leg.worker.own_kv_tokens += leg.kv_tokens
+        leg.worker.refresh()
 
     def release_prefill(self) -> None:
         if self._is_prefilled:
@@ -90,6 +91,7 @@ class _Weight:
         leg.worker.num_own_prefills -= leg.uncached > 0
         self._tally.num_tokens -= leg.uncached
         self._tally.context -= leg.context
+        leg.worker.refresh()
 
     def release(self) -> None:
         self.release_prefill()
@@ -100,6 +102,7 @@ class _Weight:
         worker.num_own_requests -= 1
         worker.own_kv_tokens -= self._leg.kv_tokens
         self._tally.num_requests -= 1
+        worker.refresh()
 
 
 class Router(Generic[W]):
@@ -117,7 +120,9 @@ class Router(Generic[W]):
 
         `without`: incarnations that must not decode it. Requests of one `session` like to meet again.
         """
-        decoders = [worker for worker in self._workers.decoders() if worker.incarnation not in without]
+        decoders = self._workers.decoders()
+        if without:
+            decoders = [worker for worker in decoders if worker.incarnation not in without]
         if not decoders:
             raise WorkerLost("the worker was lost and no other can go on: try again", retry_after_s=1)
         prefillers = self._workers.prefillers()
