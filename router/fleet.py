@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from baton.actors.step_cost import StepCost
 Column = NDArray[np.float64]
 
 
-NUM_FIGURES = 15
+NUM_FIGURES = 14
 SPARE_SEQUENCES = 4  # that may wait on a worker for a seat
 MIN_AVAILABLE = 0.05  # share of a worker's blocks, free or cached, below which what runs there needs them itself
 
@@ -121,7 +121,6 @@ class RoutedWorker:
             self.kv_tokens,
             info.num_blocks * info.block_size,
             info.step_tokens,
-            info.block_size,
             cost.constant_ms,
             cost.prefill_token_ms,
             cost.prefill_context_ms,
@@ -130,81 +129,79 @@ class RoutedWorker:
         )
 
 
+W = TypeVar("W", bound=RoutedWorker)
+
+
+class Roster(Generic[W]):
+    """A fixed list of workers whose figures lie side by side. Of the rosters that name a worker the newest is true."""
+
+    def __init__(self, workers: Sequence[W]) -> None:
+        self.workers = workers
+        self.incarnations = tuple(worker.incarnation for worker in workers)
+        self.block_sizes = np.array([worker.info.block_size for worker in workers])
+        self.distinct_sizes = tuple({worker.info.block_size for worker in workers})
+        self.figures = np.array([worker.figures for worker in workers]).reshape(-1, NUM_FIGURES)
+        for worker, row in zip(workers, self.figures, strict=True):
+            worker.figures = row
+
+
+@dataclass(frozen=True, slots=True)
 class Pool:
     """The workers that may take one part of one request, as columns: row i is worker i."""
 
-    def __init__(self, workers: Sequence[RoutedWorker], match: Callable[[int], Mapping[str, int]]) -> None:
-        """`match` counts, for a block size, the prompt's leading blocks that each incarnation holds, if any."""
-        self.workers = workers
-        self._match = match
+    workers: Sequence[RoutedWorker]
+    figures: NDArray[np.float64]  # as `RoutedWorker.refresh` notes them, [worker][figure]
+    cached: Column  # leading tokens of the prompt that each holds
 
     def __len__(self) -> int:
         return len(self.workers)
 
     def only(self, row: int) -> Pool:
-        return Pool(self.workers[row : row + 1], self._match)
-
-    @cached_property
-    def _columns(self) -> Column:
-        """What `RoutedWorker.refresh` notes, [figure][worker]."""
-        figures = [worker.figures for worker in self.workers]
-        return np.concatenate(figures or [np.empty(0)]).reshape(-1, NUM_FIGURES).T
-
-    @cached_property
-    def cached(self) -> Column:
-        """Leading tokens of the prompt that each holds."""
-        sizes = self._columns[9]
-        tokens = np.zeros(len(self.workers))
-        for size in set(sizes.tolist()):
-            matched = self._match(int(size))
-            if matched:
-                blocks = np.array([matched.get(worker.incarnation, 0) for worker in self.workers])
-                tokens = np.where(sizes == size, blocks * size, tokens)
-        return tokens
+        return Pool(self.workers[row : row + 1], self.figures[row : row + 1], self.cached[row : row + 1])
 
     @property
     def num_requests(self) -> Column:
         """There now, running and waiting."""
-        return self._columns[0]
+        return self.figures[:, 0]
 
     @property
     def num_tokens(self) -> Column:
         """Uncached prompt tokens that each has yet to compute."""
-        return self._columns[1]
+        return self.figures[:, 1]
 
     @property
     def num_dispatched(self) -> Column:
         """Requests ever sent there: what breaks ties."""
-        return self._columns[2]
+        return self.figures[:, 2]
 
     @property
     def num_prefills(self) -> Column:
         """Own requests there that have no first token yet."""
-        return self._columns[3]
+        return self.figures[:, 3]
 
     @property
     def prefill_ms(self) -> Column:
-        return self._columns[4]
+        return self.figures[:, 4]
 
     @property
     def prefill_share(self) -> Column:
-        return self._columns[5]
+        return self.figures[:, 5]
 
     @property
     def kv_tokens(self) -> Column:
-        return self._columns[6]
+        return self.figures[:, 6]
 
     @property
     def capacity(self) -> Column:
         """KV tokens that fit."""
-        return self._columns[7]
+        return self.figures[:, 7]
 
     @property
     def step_tokens(self) -> Column:
         """Tokens that one step computes at most."""
-        return self._columns[8]
+        return self.figures[:, 8]
 
     @property
     def costs(self) -> NDArray[np.float64]:
         """Coefficients as columns [part of StepCost][worker]."""
-        return self._columns[10:]
+        return self.figures[:, 9:].T
