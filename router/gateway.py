@@ -18,6 +18,7 @@ from baton.actors.messages import WorkerInfo
 from baton.router.admission import Admission
 from baton.router.config import RouterConfig
 from baton.router.dispatch import Dispatcher
+from baton.router.generation_config import SamplingDefaults, sampling_defaults
 from baton.router.health import Health
 from baton.router.http_protocol import BoundedHttp
 from baton.router.membership import Membership
@@ -54,11 +55,11 @@ class Gateway:
         self._tokenizer = await asyncio.to_thread(
             Tokenizer.load, self._model_path, num_threads=self._config.tokenizer_threads
         )
-        return await self.serve(self._tokenizer)
+        return await self.serve(self._tokenizer, await asyncio.to_thread(sampling_defaults, Path(self._model_path)))
 
-    async def serve(self, tokenizer: Tokenizer) -> str:
+    async def serve(self, tokenizer: Tokenizer, defaults: SamplingDefaults) -> str:
         """Do what `start` does, with a tokenizer that is loaded already and stays the caller's."""
-        self._service = self._make_service(tokenizer)
+        self._service = self._make_service(tokenizer, defaults)
         listener = _listen(self._config.host, self._config.port)
         config = uvicorn.Config(
             make_app(self._service, Health(self.membership)),
@@ -95,13 +96,15 @@ class Gateway:
         if self._tokenizer is not None:
             self._tokenizer.close()
 
-    def _make_service(self, tokenizer: Tokenizer) -> Service:
+    def _make_service(self, tokenizer: Tokenizer, defaults: SamplingDefaults) -> Service:
         config = self._config
         admission = Admission(max_requests=config.max_queued_requests, max_tokens=config.max_queued_tokens)
         dispatcher = Dispatcher(
             self.membership, self._index, make_policy(config), admission, max_attempts=config.max_attempts
         )
-        return Service(config, self._model_name, tokenizer, Backend(self.membership, dispatcher, self.metrics))
+        return Service(
+            config, self._model_name, tokenizer, Backend(self.membership, dispatcher, self.metrics), defaults
+        )
 
 
 class _Server(uvicorn.Server):

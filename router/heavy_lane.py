@@ -13,6 +13,7 @@ import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -62,7 +63,7 @@ class HeavyLane:
         self._model_path = model_path
         self._caller = ThreadPoolExecutor(1, thread_name_prefix="heavy lane")
         self._line: Connection | None = None
-        self._process: multiprocessing.process.BaseProcess | None = None
+        self._process: SpawnProcess | None = None
         self._is_closed = False
         self._lock = threading.Lock()
 

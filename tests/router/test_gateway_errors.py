@@ -256,3 +256,17 @@ async def test_beyond_the_queue_it_says_429_on_every_path(tokenizer: Tokenizer, 
         worker.allow(100)
         assert [reply.status_code for reply in await asyncio.gather(*held)] == [200, 200]
         assert (await api.chat(max_tokens=1)).status_code == 200
+
+
+async def test_a_large_body_is_not_taken_for_headers(tokenizer: Tokenizer) -> None:
+    """Whatever the reads: one for head and body, and the end of one body with the next head."""
+    async with served(tokenizer, FakeWorker()) as api:
+        body = raw('"max_tokens": 1, "user": "' + "x" * 150_000 + '"')
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+        reader, writer = await asyncio.open_connection(*api.url.removeprefix("http://").split(":"))
+        for _ in range(3):
+            writer.write(head + body)
+            assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
+            await reader.readuntil(b'"baton"')
+            await reader.read(100_000)
+        writer.close()
