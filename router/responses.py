@@ -17,7 +17,10 @@ from baton.router.openai_models import (
     INT32_MAX,
     MAX_MESSAGES,
     ChatRequest,
+    Int64,
+    JsonObject,
     MetadataValue,
+    Priority,
     Usage,
     parse_body,
     refuse_if,
@@ -37,11 +40,11 @@ class Item(BaseModel):
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     role: str = ""
-    content: str | list[Json] = ""
+    content: str | list[JsonObject] = ""
     call_id: str = ""
     name: str = ""
     arguments: str = ""
-    output: str | list[Json] = ""
+    output: str | list[JsonObject] = ""
 
 
 def _or_text(schema: Json) -> None:
@@ -66,7 +69,7 @@ Items = Annotated[
 class TextOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
-    format: Json | None = None
+    format: JsonObject | None = None
 
 
 class ReasoningOptions(BaseModel):
@@ -85,8 +88,8 @@ class ResponsesRequest(BaseModel):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     stream: bool | None = None
-    tools: list[Json] | None = None
-    tool_choice: str | Json | None = None
+    tools: list[JsonObject] | None = None
+    tool_choice: str | JsonObject | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
@@ -96,11 +99,11 @@ class ResponsesRequest(BaseModel):
     conversation: Any = None
     background: Any = None
     # Extensions, as in /v1/chat/completions.
-    seed: int | None = None
-    top_k: int | None = None
+    seed: Int64 | None = None
+    top_k: Int64 | None = None
     min_p: float | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
-    priority: int | None = None
+    priority: Priority | None = None
 
     @model_validator(mode="after")
     def _refuse_what_needs_a_store(self) -> ResponsesRequest:
