@@ -18,7 +18,6 @@ from baton.router.openai_models import (
     MAX_MESSAGES,
     ChatRequest,
     Int64,
-    JsonObject,
     Priority,
     StopString,
     TokenId,
@@ -49,7 +48,7 @@ class Block(BaseModel):
     text: str = ""
     id: str = ""
     name: str = ""
-    input: JsonObject | None = None
+    input: Json | None = None
     tool_use_id: str = ""
     content: str | list[Any] = ""
 
@@ -66,7 +65,7 @@ class Tool(BaseModel):
 
     name: str
     description: str | None = None
-    input_schema: JsonObject
+    input_schema: Json
 
 
 class ToolChoice(BaseModel):

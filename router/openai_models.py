@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -49,17 +48,6 @@ Bias = Annotated[float, Field(ge=-100, le=100)]
 MetadataValue = Annotated[str, Field(max_length=512)]
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Priority = Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)]
-
-
-def _encodable(value: dict[str, Any]) -> dict[str, Any]:
-    try:
-        msgspec.json.encode(value)
-    except OverflowError:
-        raise ValueError("a whole number in it has more than 64 bits") from None
-    return value
-
-
-JsonObject = Annotated[dict[str, Any], AfterValidator(_encodable)]  # what may be said again in a reply
 
 
 class StreamOptions(BaseModel):

@@ -18,7 +18,6 @@ from baton.router.openai_models import (
     MAX_MESSAGES,
     ChatRequest,
     Int64,
-    JsonObject,
     MetadataValue,
     Priority,
     Usage,
@@ -40,11 +39,11 @@ class Item(BaseModel):
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     role: str = ""
-    content: str | list[JsonObject] = ""
+    content: str | list[Json] = ""
     call_id: str = ""
     name: str = ""
     arguments: str = ""
-    output: str | list[JsonObject] = ""
+    output: str | list[Json] = ""
 
 
 def _or_text(schema: Json) -> None:
@@ -69,7 +68,7 @@ Items = Annotated[
 class TextOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
-    format: JsonObject | None = None
+    format: Json | None = None
 
 
 class ReasoningOptions(BaseModel):
@@ -88,8 +87,8 @@ class ResponsesRequest(BaseModel):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     stream: bool | None = None
-    tools: list[JsonObject] | None = None
-    tool_choice: str | JsonObject | None = None
+    tools: list[Json] | None = None
+    tool_choice: str | Json | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
