@@ -150,7 +150,7 @@ class Simulation:
             prefill = self.fleet.by_id[route.prefill.worker.incarnation]
             handover = Handover(request, prefill, decode, self._setup.profile, self.loop, answer.on_first_token)
             self.loop.after(self._setup.profile.hop_s, handover.start)
-        place.charged()
+        place.charged(sum(leg.uncached for leg in route.legs))
 
     def _has_room(self) -> bool:
         prefillers = self.fleet.prefillers()
@@ -173,6 +173,8 @@ class Simulation:
         stored, removed = report.events
         if stored or removed:
             self._index.apply(routed.incarnation, KVEvents(stored=tuple(stored), removed=tuple(removed)))
+        if self._admission.wants_progress():
+            self._admission.note_progress(sum(w.num_tokens for w in (*self.fleet.decoders(), *self.fleet.prefillers())))
         if self._admission.num_queued and routed.has_room:
             self._admission.pump()
 

@@ -62,7 +62,9 @@ class Rig:
 
 
 @asynccontextmanager
-async def rig(*workers: FakeWorker, config: RouterConfig | None = None) -> AsyncGenerator[Rig, None]:
+async def rig(
+    *workers: FakeWorker, config: RouterConfig | None = None, timeout_s: float = 20
+) -> AsyncGenerator[Rig, None]:
     config = config or RouterConfig()
     metrics = Metrics()
     index = PrefixIndex(predicted_s=config.predicted_prefix_s)
@@ -77,7 +79,7 @@ async def rig(*workers: FakeWorker, config: RouterConfig | None = None) -> Async
     for worker in workers:
         await worker.start()
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(timeout_s):
             rig = Rig(membership, metrics, dispatcher, dispatcher.admission)
             await rig.join(*workers)
             yield rig
