@@ -78,10 +78,6 @@ class Fleet:
         return self._prefillers
 
 
-def _worker(worker_id: str, role: Role, setup: Setup, loop: EventLoop) -> SimWorker:
-    return SimWorker(worker_id, role, setup.profile, setup.block_size, loop, can_leap=setup.can_leap)
-
-
 class Simulation:
     """Run it once. `on_end` hears of each request that has ended or was refused."""
 
