@@ -11,7 +11,6 @@ import os
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 
 import grpc.aio
 import torch
@@ -25,6 +24,7 @@ from baton.actors.engine.errors import EngineError
 from baton.actors.engine.updates import BlockCounts, Update
 from baton.actors.gateway_session import GatewaySession, KVView
 from baton.actors.generation import Generation, Moved
+from baton.actors.live import Live
 from baton.actors.messages import (
     Cancel,
     Frame,
@@ -41,6 +41,7 @@ from baton.actors.messages import (
 from baton.actors.metrics import WorkerMetrics
 from baton.actors.peer_session import PeerRefused
 from baton.actors.prefill_role import PrefillRole
+from baton.actors.profiling import profile_steps
 from baton.actors.step_loop import StepLoop, StepReport
 from baton.transfer.factory import make_mover
 from baton.transfer.layout import LayoutMismatch
@@ -54,23 +55,7 @@ from baton.transfer.wire import Hello, Message, decode_message
 
 log = logging.getLogger(__name__)
 
-
-@dataclass(slots=True)
-class _Live:
-    """A request that this worker answers."""
-
-    generation: Generation
-    session: GatewaySession
-    fetch: asyncio.Task[None] | None = None
-    deadline: asyncio.TimerHandle | None = None
-
-    def end(self) -> None:
-        """Let go of what would still act for the request."""
-        self.session.request_ids.discard(self.generation.request_id)
-        if self.fetch is not None:
-            self.fetch.cancel()
-        if self.deadline is not None:
-            self.deadline.cancel()
+DRAIN_POLL_S = 0.05
 
 
 class Worker:
@@ -103,7 +88,7 @@ class Worker:
         self._fabric = fabric
         self._metrics = WorkerMetrics(worker_id)
         self._view = KVView()
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, Live] = {}
         self._sessions: set[GatewaySession] = set()
         self._is_draining = False
 
@@ -170,12 +155,24 @@ class Worker:
         await self._mover.close()
         self._close_metrics()
 
-    async def drain(self) -> None:
-        """Refuse new requests; return when those that run have ended."""
+    async def drain(self, wait_s: float) -> None:
+        """Refuse new requests; let those that run end for `wait_s`, then hand them back: others go on with them."""
         self._is_draining = True
         self._prefill.drain()
-        while self._live or len(self._prefill):
-            await asyncio.sleep(0.05)
+        deadline = time.monotonic() + wait_s
+        while (self._live or len(self._prefill)) and time.monotonic() < deadline:
+            await asyncio.sleep(DRAIN_POLL_S)
+        for request_id, live in list(self._live.items()):
+            self.cancel(request_id)
+            live.session.add_output(Output(request_id=request_id, finish="cancelled"))
+        while len(self._prefill) or any(session.has_outputs for session in self._sessions):
+            await asyncio.sleep(DRAIN_POLL_S)
+
+    def set_role(self, role: Role) -> None:
+        self.role = role
+
+    async def profile(self, seconds: float) -> bytes:
+        return await profile_steps(self._steps, seconds)
 
     def info(self) -> WorkerInfo:
         built = self._built
@@ -189,6 +186,7 @@ class Worker:
             mover=self._hello.memory.mover,
             metrics_address=self._metrics_address,
             pid=os.getpid(),
+            version=built.layout.weights_version,
         )
 
     async def counts(self) -> BlockCounts:
@@ -258,7 +256,7 @@ class Worker:
             error = f"request id {request.id!r} is already live on worker {self.worker_id}: ids must be fresh"
             session.add_output(Output(request_id=request.id, finish="error", error=error))
             return
-        live = self._live[request.id] = _Live(Generation(submit, self.worker_id, time.monotonic), session)
+        live = self._live[request.id] = Live(Generation(submit, self.worker_id, time.monotonic), session)
         session.request_ids.add(request.id)
         if request.deadline_s is not None:
             loop = asyncio.get_running_loop()
@@ -287,13 +285,13 @@ class Worker:
         self._decode.cancel(request_id)
         self._steps.post(lambda engine: engine.cancel(request_id))
 
-    def _expire(self, live: _Live, deadline_s: float) -> None:
+    def _expire(self, live: Live, deadline_s: float) -> None:
         request_id = live.generation.request_id
         self.cancel(request_id)
         error = f"deadline_s = {deadline_s:g} s of the request is over; allow more, or ask for fewer tokens"
         live.session.add_output(Output(request_id=request_id, finish="error", error=error))
 
-    def _emit(self, live: _Live, output: Output) -> None:
+    def _emit(self, live: Live, output: Output) -> None:
         live.session.add_output(output)
         if output.finish is not None:
             del self._live[output.request_id]
@@ -367,9 +365,14 @@ class Worker:
             self._on_failure(error)
 
     @property
+    def busy_s(self) -> float:
+        """How long the engine has been at its present step."""
+        return self._steps.busy_s
+
+    @property
     def _is_stuck(self) -> bool:
         """The engine's thread hangs: whoever takes signs of life for life must not see any."""
-        return self._steps.busy_s > self._config.transfer.stall_s
+        return self.busy_s > self._config.transfer.stall_s
 
     async def _tick(self) -> None:
         while True:

@@ -23,31 +23,33 @@ class ServingGateway(Protocol):
     async def stop(self) -> None: ...
 
 
-GatewayBuilder = Callable[[ClusterConfig], ServingGateway]
+GatewayBuilder = Callable[[ClusterConfig, int], ServingGateway]
 
 
-def build_gateway(config: ClusterConfig) -> ServingGateway:
+def build_gateway(config: ClusterConfig, index: int) -> ServingGateway:
+    """Make the `index`-th gateway of the cluster."""
     from baton.actors.engine.model_reference import resolve_model
     from baton.router.gateway import Gateway
 
-    return Gateway(config.router, resolve_model(config.worker.model), config.worker.served_name)
+    return Gateway(config.gateway_router(index), resolve_model(config.worker.model), config.worker.served_name)
 
 
 class GatewayActor:
-    def __init__(self, config: ClusterConfig, build: GatewayBuilder) -> None:
+    def __init__(self, config: ClusterConfig, index: int, build: GatewayBuilder) -> None:
         self._config = config
+        self._index = index
         self._build = build
         self._gateway: ServingGateway | None = None
         self._startup = Startup(self._start)
 
     async def _start(self) -> str:
-        gateway = self._build(self._config)
+        gateway = self._build(self._config, self._index)
         try:
             address = await gateway.start()
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
-            router = self._config.router
+            router = self._config.gateway_router(self._index)
             fix = f"port {router.port} of {router.host} is in use; set router.port to a free one, or to 0 for any"
             raise StartError("gateway", fix) from error
         self._gateway = gateway

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from baton.actors.engine.updates import BlockCounts
-from baton.actors.messages import WorkerInfo
+from baton.actors.messages import Role, WorkerInfo
 from baton.cluster.config import WorkerSpec
 from baton.cluster.processes import Life
 from baton.cluster.startup import Startup
@@ -29,9 +29,20 @@ class ServingWorker(Protocol):
 
     async def start(self) -> WorkerInfo: ...
 
+    def info(self) -> WorkerInfo: ...
+
+    @property
+    def busy_s(self) -> float: ...
+
+    def set_role(self, role: Role) -> None: ...
+
     async def counts(self) -> BlockCounts: ...
 
     async def peer_dead(self, incarnation: str) -> None: ...
+
+    async def drain(self, wait_s: float) -> None: ...
+
+    async def profile(self, seconds: float) -> bytes: ...
 
     async def stop(self) -> None: ...
 
@@ -52,7 +63,7 @@ def _host_of_this_node() -> str:
 
 
 class WorkerActor:
-    """A restart runs the constructor again in a new process, hence a worker with a new incarnation."""
+    """A restart is another actor, hence a worker with a new incarnation."""
 
     def __init__(self, spec: WorkerSpec, build: WorkerBuilder) -> None:
         self._spec = spec
@@ -68,21 +79,37 @@ class WorkerActor:
         return info
 
     def _end_process(self, failed: asyncio.Future[None]) -> None:
-        """Give a worker that cannot go on a new process, as Ray does with any that ends."""
+        """A worker that cannot go on needs a new process."""
         if not failed.cancelled() and (error := failed.exception()) is not None:
             logger.error("%s failed, and its process ends", self._spec.worker_id, exc_info=error)
             asyncio.get_running_loop().call_later(LAST_WORDS_S, os._exit, 1)
 
     async def probe(self) -> Life[WorkerInfo]:
-        return self._startup.probe()
+        life = self._startup.probe()
+        if life.ready is None:
+            return life
+        return Life(ready=self._ready.info(), busy_s=self._ready.busy_s)
+
+    @property
+    def _ready(self) -> ServingWorker:
+        assert self._worker is not None, "only a ready worker is asked to do something"
+        return self._worker
 
     async def counts(self) -> BlockCounts:
-        assert self._worker is not None, "counts are asked of ready workers only"
-        return await self._worker.counts()
+        return await self._ready.counts()
 
     async def peer_dead(self, incarnation: str) -> None:
-        assert self._worker is not None, "ready workers only have peers"
-        await self._worker.peer_dead(incarnation)
+        await self._ready.peer_dead(incarnation)
+
+    async def drain(self, wait_s: float) -> None:
+        await self._ready.drain(wait_s)
+
+    async def set_role(self, role: Role) -> WorkerInfo:
+        self._ready.set_role(role)
+        return self._ready.info()
+
+    async def profile(self, seconds: float) -> bytes:
+        return await self._ready.profile(seconds)
 
     async def stop(self) -> None:
         await self._startup.cancel()

@@ -117,7 +117,7 @@ class Gateway:
         self.metrics = Metrics()
         self._tokenizer: Tokenizer | None = None
         self._service: Service | None = None
-        self._server: _Server | None = None
+        self._server: LeavingSignals | None = None
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> str:
@@ -130,7 +130,7 @@ class Gateway:
     async def serve(self, tokenizer: Tokenizer) -> str:
         """Do what `start` does, with a tokenizer that is loaded already and stays the caller's."""
         self._service = self._make_service(tokenizer)
-        listener = _listen(self._config.host, self._config.port)
+        listener = listen(self._config.host, self._config.port)
         config = uvicorn.Config(
             make_app(self._service),
             http="h11",  # the parser that bounds the size of headers
@@ -140,7 +140,7 @@ class Gateway:
             access_log=False,
             timeout_graceful_shutdown=1,
         )
-        self._server = _Server(config)
+        self._server = LeavingSignals(config)
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]), name="gateway http")
         host = self._config.advertise_host or self._config.host
         return f"http://{'127.0.0.1' if host in WILDCARDS else host}:{listener.getsockname()[1]}"
@@ -172,14 +172,14 @@ class Gateway:
         return Service(config, self._model_name, tokenizer, self.membership, dispatcher, self.metrics)
 
 
-class _Server(uvicorn.Server):
+class LeavingSignals(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         """Leave signals to the process that hosts the gateway."""
         yield
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

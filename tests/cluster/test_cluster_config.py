@@ -49,7 +49,7 @@ def test_a_problem_that_pools_inherit_is_reported_once() -> None:
 
 
 def test_every_problem_is_reported_at_once() -> None:
-    assert len(problems(pools(both={"replicas": 0}, decoed={}) | {"health": {"poll_s": -1}})) == 3
+    assert len(problems(pools(both={"replicas": -1}, decoed={}) | {"health": {"poll_s": -1}})) == 3
 
 
 def test_an_unknown_role_is_refused_with_the_known_ones() -> None:
