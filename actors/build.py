@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from baton.actors.ceilings import Ceilings, measure_ceilings
 from baton.actors.config import WorkerConfig
 from baton.actors.engine.batch import Runner
 from baton.actors.engine.checkpoint import Checkpoint, build_model, open_checkpoint
@@ -23,6 +24,7 @@ from baton.actors.engine.models.model import Model
 from baton.actors.engine.runner import TorchRunner
 from baton.actors.engine.runner_ranks import follow
 from baton.actors.engine.weights import Placement
+from baton.actors.engine.work import MeteredRunner, ModelCost, WorkDone
 from baton.actors.ranks import NoRanks, Ranks, Seat, start_ranks
 from baton.kernels.attention import AttentionBackend, AttentionShape, GraphSize
 from baton.kernels.attention_split import SplitAttention
@@ -42,6 +44,8 @@ class BuiltEngine:
     num_blocks: int
     max_context: int
     ranks: Ranks = field(default_factory=NoRanks)  # the caller closes them
+    work: WorkDone = field(default_factory=WorkDone)
+    ceilings: Ceilings | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +68,10 @@ def build_engine(config: WorkerConfig) -> BuiltEngine:
     ranks = start_ranks(config, _device(config, rank=0), follow_engine)
     try:
         placement = _placement(config, ranks.collective)
+        ceilings = measure_ceilings(placement.device, placement.dtype)  # before KV takes the memory
         model = _load(config, checkpoint, placement)
         version = "dummy" if config.load_format == "dummy" else weights_version(resolve_model(config.model))
-        return join_engine(config, model, placement, version, ranks)
+        return replace(join_engine(config, model, placement, version, ranks), ceilings=ceilings)
     except BaseException:
         ranks.close()
         raise
@@ -95,15 +100,16 @@ def join_engine(
     share = _share(config, model, placement, ranks.agree)
     overlap = placement.device.type == "cuda" if config.engine.overlap is None else config.engine.overlap
     num_blocks = share.kv.shape[0]
+    cost, work = ModelCost.of_model(model.config, placement.dtype.itemsize, config.tensor_parallel), WorkDone()
     engine = Engine(
         config.engine.model_copy(update={"overlap": overlap}),
-        ranks.lead(share.runner),
+        MeteredRunner(ranks.lead(share.runner), cost, work),
         num_blocks=num_blocks,
         max_context=max_context,
         eos_token_ids=frozenset(model.config.eos_ids),
     )
     layout = kv_layout(config, version, model.config, share.spec)
-    return BuiltEngine(engine, share.kv, layout, num_blocks, max_context, ranks)
+    return BuiltEngine(engine, share.kv, layout, num_blocks, max_context, ranks, work)
 
 
 def _open(config: WorkerConfig) -> Checkpoint:

@@ -120,6 +120,7 @@ class Worker:
             self._steps.post(lambda _: torch.cuda.set_device(kv.device))  # the current device is a thread's own
         self._join_roles(mover_loop=MoverLoop(mover, self._on_completion, self._on_arrival, loop))
         self._metrics_address, self._close_metrics = self._metrics.serve(self._host, 0)
+        self._metrics.watch(self._built.work, self._built.ceilings, self.info, self._open_handovers)
         self._server = rpc.make_server({
             rpc.SERVE: (self._serve_gateway, rpc.decode_to_worker),
             rpc.HANDOVER: (self._serve_peer, decode_message),
@@ -188,6 +189,9 @@ class Worker:
             pid=os.getpid(),
             version=built.layout.weights_version,
         )
+
+    def _open_handovers(self) -> dict[str, int]:
+        return {"prefill": len(self._prefill), "decode": len(self._decode)}
 
     async def counts(self) -> BlockCounts:
         """Count blocks after a full integrity check, which walks every block: for tests and operators."""

@@ -6,35 +6,16 @@ method swallows and logs its own errors.
 
 from __future__ import annotations
 
-import functools
-import logging
-from collections.abc import Callable
-from typing import Concatenate, ParamSpec
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from baton.actors.guarded import never_fails
 from baton.actors.messages import PhaseTimes
-
-logger = logging.getLogger(__name__)
 
 # fmt: off
 TTFT_BUCKETS = (.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
 ITL_BUCKETS = (.002, .004, .006, .008, .01, .015, .02, .025, .03, .035, .04, .06, .08, .1, .2, .4, .6, .8, 1, 2, 4, 8)
 E2E_BUCKETS = (.05, .1, .3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
 # fmt: on
-
-P = ParamSpec("P")
-
-
-def _never_fails(record: Callable[Concatenate[Metrics, P], None]) -> Callable[Concatenate[Metrics, P], None]:
-    @functools.wraps(record)
-    def guarded(self: Metrics, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            record(self, *args, **kwargs)
-        except Exception:  # a request must not die of its own bookkeeping
-            logger.exception("metrics: %s failed", record.__name__)
-
-    return guarded
 
 
 class Metrics:
@@ -81,38 +62,38 @@ class Metrics:
     def render(self) -> bytes:
         return generate_latest(self.registry)
 
-    @_never_fails
+    @never_fails
     def started(self) -> None:
         self._running.inc()
 
-    @_never_fails
+    @never_fails
     def ended(self, endpoint: str, status: int, seconds: float) -> None:
         self._running.dec()
         self._requests.labels(endpoint, str(status)).inc()
         if status == 200:
             self._e2e.observe(seconds)
 
-    @_never_fails
+    @never_fails
     def refused(self, reason: str) -> None:
         self._refusals.labels(reason).inc()
 
-    @_never_fails
+    @never_fails
     def first_output(self, seconds: float, prompt_tokens: int, cached_tokens: int) -> None:
         self._ttft.observe(seconds)
         self._prompt_tokens.inc(prompt_tokens)
         self._cached_tokens.inc(cached_tokens)
 
-    @_never_fails
+    @never_fails
     def output(self, num_tokens: int, interval_s: float | None) -> None:
         self._output_tokens.inc(num_tokens)
         if interval_s is not None:
             self._itl.observe(interval_s)
 
-    @_never_fails
+    @never_fails
     def finished(self, finish: str) -> None:
         self._choices.labels(finish).inc()
 
-    @_never_fails
+    @never_fails
     def phases(self, times: PhaseTimes) -> None:
         for phase, seconds in (
             ("queue", times.queue_s),
@@ -122,7 +103,7 @@ class Metrics:
         ):
             self._phases.labels(phase).observe(seconds)
 
-    @_never_fails
+    @never_fails
     def set_workers(self, num_decode: int, num_prefill: int) -> None:
         self._workers.labels("decode").set(num_decode)
         self._workers.labels("prefill").set(num_prefill)
