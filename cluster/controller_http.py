@@ -18,7 +18,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from baton.cluster.config import ControllerConfig
-from baton.router.gateway import LeavingSignals, listen
+from baton.cluster.placement import host_of_this_node
+from baton.router.gateway import WILDCARDS, LeavingSignals, listen
 
 if TYPE_CHECKING:
     from baton.cluster.controller import ClusterStatus
@@ -39,7 +40,8 @@ class ControllerServer:
         routes = [Route("/metrics", self._metrics), Route("/targets", self._targets), Route("/status", self._show)]
         listener = listen(self._config.host, self._config.port)
         app = Starlette(routes=routes)
-        self.address = f"{self._config.host}:{listener.getsockname()[1]}"
+        host = host_of_this_node() if self._config.host in WILDCARDS else self._config.host
+        self.address = f"{host}:{listener.getsockname()[1]}"
         settings = uvicorn.Config(app, ws="none", lifespan="off", log_config=None, access_log=False)
         self._server = LeavingSignals(settings)
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]), name="controller http")

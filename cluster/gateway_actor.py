@@ -9,6 +9,7 @@ from typing import Protocol
 from baton.actors.messages import WorkerInfo
 from baton.cluster.config import ClusterConfig
 from baton.cluster.errors import StartError
+from baton.cluster.placement import host_of_this_node
 from baton.cluster.processes import Life
 from baton.cluster.startup import Startup
 
@@ -29,9 +30,12 @@ GatewayBuilder = Callable[[ClusterConfig, int], ServingGateway]
 def build_gateway(config: ClusterConfig, index: int) -> ServingGateway:
     """Make the `index`-th gateway of the cluster."""
     from baton.actors.engine.model_reference import resolve_model
-    from baton.router.gateway import Gateway
+    from baton.router.gateway import WILDCARDS, Gateway
 
-    return Gateway(config.gateway_router(index), resolve_model(config.worker.model), config.worker.served_name)
+    router = config.gateway_router(index)
+    if router.host in WILDCARDS and router.advertise_host is None:
+        router = router.model_copy(update={"advertise_host": host_of_this_node()})
+    return Gateway(router, resolve_model(config.worker.model), config.worker.served_name)
 
 
 class GatewayActor:

@@ -35,6 +35,13 @@ class Bundle:
         )
 
 
+def host_of_this_node() -> str:
+    """Return the address by which Ray's other nodes reach this one."""
+    import ray.util
+
+    return ray.util.get_node_ip_address()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
+
 def check_fits(wanted: Sequence[Bundle], nodes: Sequence[Mapping[str, float]]) -> None:
     """Raise ResourcesShortError if `wanted` can never be placed on `nodes` (each node's total resources)."""
     for bundle, count in Counter(wanted).items():

@@ -14,6 +14,7 @@ from typing import Protocol
 from baton.actors.engine.updates import BlockCounts
 from baton.actors.messages import Role, WorkerInfo
 from baton.cluster.config import WorkerSpec
+from baton.cluster.placement import host_of_this_node
 from baton.cluster.processes import Life
 from baton.cluster.startup import Startup
 
@@ -53,13 +54,7 @@ WorkerBuilder = Callable[[WorkerSpec], ServingWorker]
 def build_worker(spec: WorkerSpec) -> ServingWorker:
     from baton.actors.worker import Worker
 
-    return Worker(worker_id=spec.worker_id, role=spec.role, config=spec.config, host=spec.host or _host_of_this_node())
-
-
-def _host_of_this_node() -> str:
-    import ray.util
-
-    return ray.util.get_node_ip_address()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return Worker(worker_id=spec.worker_id, role=spec.role, config=spec.config, host=spec.host or host_of_this_node())
 
 
 class WorkerActor:
