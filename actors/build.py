@@ -16,6 +16,7 @@ from baton.actors.ceilings import Ceilings, measure_ceilings
 from baton.actors.config import WorkerConfig
 from baton.actors.engine.batch import Runner
 from baton.actors.engine.checkpoint import Checkpoint, build_model, open_checkpoint
+from baton.actors.engine.config import EngineConfig
 from baton.actors.engine.engine import Engine
 from baton.actors.engine.kv_cache import KVSpec
 from baton.actors.engine.model_config import ModelConfig, UnsupportedModelError
@@ -128,18 +129,20 @@ def _share(config: WorkerConfig, model: Model, placement: Placement, agree: Call
     kv = spec.allocate(num_blocks, placement.device)
     max_context = config.engine.max_context or model.config.max_context
     is_quiet = placement.collective.rank > 0
-    return _Share(kv, spec, _runner(model, kv, config.engine.max_num_seqs, max_context, is_quiet=is_quiet))
+    return _Share(kv, spec, _runner(model, kv, config.engine, max_context, is_quiet=is_quiet))
 
 
-def _runner(model: Model, kv: torch.Tensor, num_slots: int, max_context: int, *, is_quiet: bool) -> Runner:
+def _runner(model: Model, kv: torch.Tensor, engine: EngineConfig, max_context: int, *, is_quiet: bool) -> Runner:
     if not kv.is_cuda:
-        return TorchRunner(model, kv, num_slots=num_slots, make_attention=TorchAttention)
-    from baton.actors.engine.runner_graph import GraphRunner
+        return TorchRunner(model, kv, num_slots=engine.max_num_seqs, make_attention=TorchAttention)
+    from baton.actors.engine.runner_graph import GraphLimits, GraphRunner
 
-    graph = GraphSize(num_slots, min(num_slots * -(-max_context // kv.shape[3]), 4 * kv.shape[0]))
-    make_attention = gpu_attention(model.shapes, kv.dtype, kv.device, graph)
-    runner = GraphRunner(model, kv, num_slots=num_slots, max_blocks=graph.max_blocks, make_attention=make_attention)
-    columns = (TextColumn("capturing decode graphs"), BarColumn(), MofNCompleteColumn())
+    num_slots = engine.max_num_seqs
+    max_blocks = min(num_slots * -(-max_context // kv.shape[3]), 4 * kv.shape[0])
+    make_attention = gpu_attention(model.shapes, kv.dtype, kv.device, GraphSize(num_slots, max_blocks))
+    limits = GraphLimits(num_slots, max_blocks, engine.max_step_tokens)
+    runner = GraphRunner(model, kv, limits=limits, make_attention=make_attention)
+    columns = (TextColumn("capturing CUDA graphs"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, transient=True, disable=is_quiet) as progress:
         task = progress.add_task("", total=None)
         runner.capture(lambda done, total: progress.update(task, completed=done, total=total))

@@ -98,6 +98,7 @@ class Generation:
             request_id=self.request_id,
             tokens=update.tokens,
             logprobs=update.logprobs,
+            prompt=update.prompt,
             cached_tokens=self._cached_tokens if is_first else None,
             finish=update.finish,
             error=update.error,

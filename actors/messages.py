@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from baton.actors.engine.request import FinishReason, Request, TokenLogprobs
+from baton.actors.engine.request import FinishReason, PromptOutput, Request, TokenLogprobs
 
 Role = Literal["prefill", "decode", "both"]
 
@@ -31,6 +31,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     num_blocks: int
     max_context: int  # tokens, prompt and output together
+    max_sequences: int = 256  # that run at once
+    step_tokens: int = 2048  # that one step computes at most
     mover: str
     metrics_address: str  # host:port of its Prometheus endpoint
     pid: int
@@ -99,6 +101,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] | None = None
     cached_tokens: int | None = None  # prompt tokens not computed anew; set on the first output
+    prompt: PromptOutput | None = None  # likewise, if the request asked for it
     finish: FinishReason | None = None
     error: str | None = None  # for finish == "error"
     served: ServedBy | None = None
@@ -109,6 +112,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
     num_running: int = 0
     num_waiting: int = 0
+    num_importing: int = 0  # their prompt's KV is computed by a peer, or on its way
     waiting_tokens: int = 0  # uncached prompt tokens not yet computed
     blocks_free: int = 0
     blocks_cached: int = 0

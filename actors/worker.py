@@ -184,6 +184,8 @@ class Worker:
             block_size=built.layout.block_size,
             num_blocks=built.num_blocks,
             max_context=built.max_context,
+            max_sequences=self._config.engine.max_num_seqs,
+            step_tokens=self._config.engine.max_step_tokens,
             mover=self._hello.memory.mover,
             metrics_address=self._metrics_address,
             pid=os.getpid(),
@@ -265,7 +267,9 @@ class Worker:
         if request.deadline_s is not None:
             loop = asyncio.get_running_loop()
             live.deadline = loop.call_later(request.deadline_s, self._expire, live, request.deadline_s)
-        if submit.prefill is None or submit.prefill.incarnation == self.incarnation:
+        # What is asked about a prompt is found where it is computed, and does not travel.
+        is_own = submit.prefill is None or submit.prefill.incarnation == self.incarnation or request.prompt is not None
+        if submit.prefill is None or is_own:
             self._steps.post(lambda engine: engine.submit(request))
         else:
             live.fetch = asyncio.create_task(self._fetch(submit, submit.prefill))
@@ -330,6 +334,7 @@ class Worker:
         load = Load(
             num_running=report.num_running,
             num_waiting=report.num_waiting,
+            num_importing=len(self._decode),
             waiting_tokens=report.waiting_tokens,
             blocks_free=report.counts.free,
             blocks_cached=report.counts.cached,

@@ -13,6 +13,8 @@ from typer.core import TyperGroup
 
 from baton.actors.engine.model_reference import ModelNotFoundError
 from baton.cluster import cli_operate
+from baton.cluster.bench.command import BenchOptions, bench
+from baton.cluster.cli_options import takes
 from baton.cluster.errors import ClusterError
 
 # What a shell reports for a command that the signal ended.
@@ -101,6 +103,9 @@ def version() -> None:
     from baton.router.gateway import baton_version
 
     typer.echo(baton_version())
+
+
+app.command()(takes(BenchOptions, bench))
 
 
 def main() -> None:

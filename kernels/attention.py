@@ -48,9 +48,9 @@ class AttentionBackend(Protocol):
 
     def plan(self, layout: StepLayout) -> None: ...
 
-    def run(self, query: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+    def run(self, query: torch.Tensor, kv: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Causal attention of `query` [num_tokens, num_heads, head_dim] over one layer's cache (see module docstring).
 
-        The step's own keys and values are already stored. Returns a tensor of query's shape and dtype.
+        The step's own keys and values are already stored. Returns a tensor of query's shape and dtype: `out`, if given.
         """
         ...

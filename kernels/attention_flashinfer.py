@@ -81,8 +81,8 @@ class FlashInferAttention:
             self._plan_prefills(self._prefill, index)
         self._copied.record()
 
-    def run(self, query: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
-        out = torch.empty_like(query)
+    def run(self, query: torch.Tensor, kv: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        out = torch.empty_like(query) if out is None else out
         planes = (kv[:, 0], kv[:, 1])
         num_decodes = self._num_decodes
         if num_decodes:

@@ -49,11 +49,11 @@ class GatheredPrefill:
         self._places = host.to(self._device, non_blocking=True)
         self._rows = None
 
-    def run(self, query: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+    def run(self, query: torch.Tensor, kv: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         if self._rows is None:  # the same for every layer of the step
             self._rows = token_rows(kv, self._places)
         keys, values = gather_tokens(kv, self._rows)
-        return self._wrapper.run(query, keys, values)
+        return self._wrapper.run(query, keys, values, out=out)
 
 
 class TokenRows(NamedTuple):

@@ -24,13 +24,14 @@ class SplitAttention:
         if self._has_prefill:
             self._prefill.plan(_part(layout, slice(num, None), 0))
 
-    def run(self, query: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+    def run(self, query: torch.Tensor, kv: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        out = torch.empty_like(query) if out is None else out
         num = self._num_decodes
-        if not self._has_prefill:
-            return self._decode.run(query, kv)
-        if not num:
-            return self._prefill.run(query, kv)
-        return torch.cat((self._decode.run(query[:num], kv), self._prefill.run(query[num:], kv)))
+        if num:
+            self._decode.run(query[:num], kv, out[:num])
+        if self._has_prefill:
+            self._prefill.run(query[num:], kv, out[num:])
+        return out
 
 
 def _part(layout: StepLayout, rows: slice, num_decodes: int) -> StepLayout:

@@ -68,8 +68,8 @@ class TorchAttention:
             self._prefills.append(self._plan_prefill(span, start, query_len))
             start += query_len
 
-    def run(self, query: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
-        out = torch.empty_like(query)
+    def run(self, query: torch.Tensor, kv: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        out = torch.empty_like(query) if out is None else out
         for group in self._decodes:
             self._run_decodes(group, query, kv, out)
         for row in self._prefills:

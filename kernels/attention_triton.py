@@ -83,10 +83,11 @@ class TritonAttention:
             num_splits=self._splits(layout),
         )
 
-    def run(self, query: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+    def run(self, query: torch.Tensor, kv: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         plan = self._plan
         assert plan is not None, "run() before plan()"
-        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        if out is None:
+            out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         self._attend(plan, plan.decode_tiles, query, kv, out)
         self._attend(plan, plan.prefill_tiles, query, kv, out)
         return out

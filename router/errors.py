@@ -2,9 +2,11 @@
 
     RouterError
     ├── InvalidRequest       400  the client must change the request; `param` names the field
+    ├── Unauthorized         401
     ├── ModelNotFound        404
     ├── BodyTooLarge         413
-    ├── Overloaded           429  retryable after `retry_after_s`
+    ├── RateLimited          429  retryable after `retry_after_s`: this key has used what it may
+    ├── Overloaded           429  retryable after `retry_after_s`: the server has no room
     ├── WorkerFailed         500  a worker refused or broke this request
     ├── NoWorkers            503  retryable: nobody can serve right now
     ├── WorkerLost           503  retryable: the worker died and nobody could go on
@@ -43,6 +45,12 @@ class InvalidRequest(RouterError):
     code = "invalid_value"
 
 
+class Unauthorized(RouterError):
+    status = 401
+    kind = "authentication_error"
+    code = "invalid_api_key"
+
+
 class ModelNotFound(RouterError):
     status = 404
     kind = "invalid_request_error"
@@ -53,6 +61,13 @@ class BodyTooLarge(RouterError):
     status = 413
     kind = "invalid_request_error"
     code = "body_too_large"
+
+
+class RateLimited(RouterError):
+    status = 429
+    kind = "rate_limit_error"
+    code = "rate_limit_exceeded"
+    retryable = True
 
 
 class Overloaded(RouterError):

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from baton.actors.engine.request import TokenLogprobs
+from baton.router.errors import RouterError
 from baton.router.generation import Delta, ScoredToken
 from baton.router.openai_models import (
     ChatChoice,
@@ -54,18 +56,22 @@ class ReplyWriter:
         self._id = f"{format.id_prefix}-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._model = model
+        self._include_usage = include_usage
         self._no_usage: msgspec.UnsetType | None = None if include_usage else msgspec.UNSET
 
     def events(self, deltas: Sequence[Delta]) -> bytes:
         chunks = [choice for delta in deltas for choice in self._format.chunk_choices(delta)]
         return b"".join(_event(self._chunk([choice], self._no_usage)) for choice in chunks)
 
-    def last_events(self, usage: Usage | None, baton: dict[str, Any] | None) -> bytes:
+    def last_events(self, usage: Usage, baton: dict[str, Any] | None) -> bytes:
         """End the stream well: one chunk with no choices if there is something to say, and the terminal marker."""
-        if usage is None and baton is None:
+        if not self._include_usage and baton is None:
             return DONE
-        last = self._chunk([], usage or msgspec.UNSET)
+        last = self._chunk([], usage if self._include_usage else msgspec.UNSET)
         return _event(msgspec.structs.replace(last, baton=baton or msgspec.UNSET)) + DONE
+
+    def error_event(self, error: RouterError) -> bytes:
+        return b"data: " + encode(error.body()) + b"\n\n"
 
     def body(self, deltas: Sequence[Delta], usage: Usage, baton: dict[str, Any]) -> bytes:
         """Join all deltas of the call into one body."""
@@ -130,7 +136,8 @@ class ChatFormat:
         return ChatLogprobs([self._token(token) for token in scored]) if scored else None
 
     def _token(self, scored: ScoredToken) -> TokenLogprob:
-        alternatives = _alternatives(scored, self._tokenizer)
+        assert scored.logprobs is not None, "a chat's prompt is not echoed"
+        alternatives = _alternatives(scored.logprobs, self._tokenizer)
         top = [TopLogprob(*self._spelling(id), logprob) for id, logprob in alternatives.items()]
         return TokenLogprob(*self._spelling(scored.id), _finite(scored.logprobs.chosen), top)
 
@@ -144,31 +151,31 @@ class CompletionFormat:
     object: ReplyObject = "text_completion"
     chunk_object: ReplyObject = "text_completion"
 
-    def __init__(self, tokenizer: Tokenizer, echo: Sequence[str]) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._echo = echo
 
     def chunk_choices(self, delta: Delta) -> list[CompletionChoice]:
-        text = self._echo[delta.index] + delta.text if delta.is_first else delta.text
-        if not (text or delta.scored or delta.finish):
+        if not (delta.text or delta.scored or delta.finish):
             return []
-        return [CompletionChoice(delta.index, text, self._logprobs(delta.scored), delta.finish)]
+        return [CompletionChoice(delta.index, delta.text, self._logprobs(delta.scored), delta.finish)]
 
     def choice(self, index: int, text: str, scored: Sequence[ScoredToken], finish: str | None) -> CompletionChoice:
-        return CompletionChoice(index, self._echo[index] + text, self._logprobs(scored), finish)
+        return CompletionChoice(index, text, self._logprobs(scored), finish)
 
     def _logprobs(self, scored: Sequence[ScoredToken]) -> CompletionLogprobs | None:
         if not scored:
             return None
         return CompletionLogprobs(
             tokens=[self._spelling(token.id) for token in scored],
-            token_logprobs=[_finite(token.logprobs.chosen) for token in scored],
-            top_logprobs=[
-                {self._spelling(id): logprob for id, logprob in _alternatives(token, self._tokenizer).items()}
-                for token in scored
-            ],
+            token_logprobs=[token.logprobs and _finite(token.logprobs.chosen) for token in scored],
+            top_logprobs=[self._top(token.logprobs) for token in scored],
             text_offset=[token.offset for token in scored],
         )
+
+    def _top(self, logprobs: TokenLogprobs | None) -> dict[str, float] | None:
+        if logprobs is None:
+            return None
+        return {self._spelling(id): logprob for id, logprob in _alternatives(logprobs, self._tokenizer).items()}
 
     def _spelling(self, id: int) -> str:
         """Spell a token that is not whole characters as OpenAI does, so that such tokens stay distinct."""
@@ -179,18 +186,13 @@ class CompletionFormat:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-def error_event(body: dict[str, object]) -> bytes:
-    """Tell a failure after the stream has begun; nothing follows it."""
-    return b"data: " + encode(body) + b"\n\n"
-
-
 def _event(reply: Reply) -> bytes:
     return b"data: " + encode(reply) + b"\n\n"
 
 
-def _alternatives(scored: ScoredToken, tokenizer: Tokenizer) -> dict[int, float]:
+def _alternatives(logprobs: TokenLogprobs, tokenizer: Tokenizer) -> dict[int, float]:
     """Return id -> log-probability; rows that pad the model's vocabulary have no text and are left out."""
-    pairs = zip(scored.logprobs.top_ids, scored.logprobs.top, strict=True)
+    pairs = zip(logprobs.top_ids, logprobs.top, strict=True)
     return {id: _finite(logprob) for id, logprob in pairs if id < tokenizer.vocab_size}
 
 

@@ -1,108 +1,37 @@
 """The gateway process: OpenAI's HTTP API in front of the workers that `set_workers` names.
 
-`make_app` makes the routes over a service; `Gateway` owns everything that lives as long as the process. A Ray actor
-only forwards to it.
+`Gateway` owns everything that lives as long as the process. A Ray actor only forwards to it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.metadata
 import logging
 import socket
-import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import uvicorn
-from fastapi import FastAPI, Request, Response
-from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.exceptions import HTTPException
 
 from baton.actors.messages import WorkerInfo
-from baton.router.admission import Admission
+from baton.router.admission import AdmissionLimits
 from baton.router.config import RouterConfig
 from baton.router.dispatch import Dispatcher
-from baton.router.errors import RouterError
-from baton.router.http_io import error_response, json_response, reply_headers
+from baton.router.health import Health
 from baton.router.membership import Membership
 from baton.router.metrics import Metrics
 from baton.router.policy import make_policy
 from baton.router.prefix_index import PrefixIndex
-from baton.router.service import Service
+from baton.router.routes import make_app
+from baton.router.routing import Router
+from baton.router.service import Backend, Service
 from baton.router.tokenizer import Tokenizer
 from baton.router.worker_stream import Reconnect
 
 logger = logging.getLogger(__name__)
 
 WILDCARDS = ("0.0.0.0", "::", "")
-
-
-def make_app(service: Service) -> FastAPI:
-    """Make the routes. Bodies are parsed by the service, so that no error ever echoes one."""
-    app = FastAPI(title="Baton", openapi_url=None)
-    _add_openai_routes(app, service)
-    _add_operator_routes(app, service)
-
-    @app.exception_handler(HTTPException)
-    async def no_route(request: Request, error: HTTPException) -> Response:  # pyright: ignore[reportUnusedFunction]
-        body = {"message": error.detail, "type": "invalid_request_error", "param": None, "code": "no_such_route"}
-        return json_response({"error": body}, error.status_code, error.headers)
-
-    @app.exception_handler(Exception)
-    async def broken(request: Request, error: Exception) -> Response:  # pyright: ignore[reportUnusedFunction]
-        return error_response(RouterError("the gateway failed to serve this request"), reply_headers(request))
-
-    return app
-
-
-def _add_openai_routes(app: FastAPI, service: Service) -> None:
-    created = int(time.time())
-
-    @app.post("/v1/chat/completions")
-    async def chat_completions(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
-        return await service.answer("chat", request)
-
-    @app.post("/v1/completions")
-    async def completions(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
-        return await service.answer("completions", request)
-
-    @app.get("/v1/models")
-    async def models() -> Response:  # pyright: ignore[reportUnusedFunction]
-        model = {"id": service.model, "object": "model", "created": created, "owned_by": "baton"}
-        context = {"max_model_len": service.membership.max_context()}
-        return json_response({"object": "list", "data": [model | context]})
-
-
-def _add_operator_routes(app: FastAPI, service: Service) -> None:
-    @app.get("/health")
-    async def health() -> Response:  # pyright: ignore[reportUnusedFunction]
-        reason = service.why_unusable()
-        if reason is None:
-            return json_response({"status": "ok"})
-        return json_response({"status": "unavailable", "reason": reason}, 503)
-
-    @app.get("/live")
-    async def live() -> Response:  # pyright: ignore[reportUnusedFunction]
-        return json_response({"status": "ok"})
-
-    @app.get("/version")
-    async def version() -> Response:  # pyright: ignore[reportUnusedFunction]
-        return json_response({"version": baton_version()})
-
-    @app.get("/metrics")
-    async def metrics() -> Response:  # pyright: ignore[reportUnusedFunction]
-        members = service.membership
-        service.metrics.set_workers(len(members.decoders()), len(members.prefillers()))
-        return Response(service.metrics.render(), media_type=CONTENT_TYPE_LATEST)
-
-
-def baton_version() -> str:
-    try:
-        return importlib.metadata.version("baton")
-    except importlib.metadata.PackageNotFoundError:
-        return "source"  # run from a checkout
 
 
 class Gateway:
@@ -121,7 +50,7 @@ class Gateway:
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> str:
-        """Load the tokenizer, listen, and return the address to send requests to, as http://host:port."""
+        """Load the tokenizer, listen, and return the address to send requests to, as SCHEME://host:port."""
         self._tokenizer = await asyncio.to_thread(
             Tokenizer.load, self._model_path, num_threads=self._config.tokenizer_threads
         )
@@ -132,18 +61,21 @@ class Gateway:
         self._service = self._make_service(tokenizer)
         listener = listen(self._config.host, self._config.port)
         config = uvicorn.Config(
-            make_app(self._service),
+            make_app(self._service, Health(self.membership)),
             http="h11",  # the parser that bounds the size of headers
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             timeout_graceful_shutdown=1,
+            ssl_certfile=self._config.tls_cert_file,
+            ssl_keyfile=self._config.tls_key_file,
         )
         self._server = LeavingSignals(config)
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]), name="gateway http")
         host = self._config.advertise_host or self._config.host
-        return f"http://{'127.0.0.1' if host in WILDCARDS else host}:{listener.getsockname()[1]}"
+        scheme = "http" if self._config.tls_cert_file is None else "https"
+        return f"{scheme}://{'127.0.0.1' if host in WILDCARDS else host}:{listener.getsockname()[1]}"
 
     async def set_workers(self, workers: Sequence[WorkerInfo]) -> None:
         """Make `workers` all that requests may go to."""
@@ -165,11 +97,14 @@ class Gateway:
 
     def _make_service(self, tokenizer: Tokenizer) -> Service:
         config = self._config
-        admission = Admission(max_requests=config.max_queued_requests, max_tokens=config.max_queued_tokens)
-        dispatcher = Dispatcher(
-            self.membership, self._index, make_policy(config), admission, max_attempts=config.max_attempts
+        limits = AdmissionLimits(
+            max_requests=config.max_queued_requests,
+            max_tokens=config.max_queued_tokens,
+            max_wait_s=config.max_queue_s,
         )
-        return Service(config, self._model_name, tokenizer, self.membership, dispatcher, self.metrics)
+        router = Router(self.membership, self._index, make_policy(config))
+        dispatcher = Dispatcher(self.membership, router, limits, self.metrics, max_attempts=config.max_attempts)
+        return Service(config, self._model_name, tokenizer, Backend(self.membership, dispatcher, self.metrics))
 
 
 class LeavingSignals(uvicorn.Server):

@@ -12,24 +12,33 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from baton.actors.engine.request import Request, TokenLogprobs
+from baton.actors.engine.request import PromptOutput, Request, TokenLogprobs
 from baton.actors.messages import Output, ServedBy
 from baton.router.admission import Place
 from baton.router.detokenizer import Detokenizer
 from baton.router.dispatch import Dispatcher
-from baton.router.errors import RouterError
+from baton.router.errors import Overloaded, RouterError
 from baton.router.metrics import Metrics
 from baton.router.openai_models import PromptTokensDetails, Usage
+from baton.router.slo import Terms
 from baton.router.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredToken:
-    """A sampled token with its log-probabilities; `offset` is where its text starts, in characters."""
+    """A token with its log-probabilities; `offset` is where its text starts, in characters."""
 
     id: int
     offset: int
-    logprobs: TokenLogprobs
+    logprobs: TokenLogprobs | None  # None: a prompt's first token
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """The prompt's text, to be sent before the output, or in its place."""
+
+    text: str
+    is_all: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +50,21 @@ class Delta:
     text: str
     scored: tuple[ScoredToken, ...]
     finish: str | None
+    pooled: bytes = b""  # the prompt's pooled hidden state, float32
 
 
 class Choice:
     """One sequence's state: what of its tokens has become text, and how it ended."""
 
-    def __init__(self, index: int, request: Request, stops: Sequence[str], tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, index: int, request: Request, stops: Sequence[str], tokenizer: Tokenizer, echo: Echo | None = None
+    ) -> None:
         self.index = index
         self.request = request
         self.cached_tokens = 0
         self.served: ServedBy | None = None
         self.finish: str | None = None
+        self._echo = echo
         self._has_output = False
         self._stop_ids = frozenset(request.sampling.stop_token_ids)
         self._text = Detokenizer(
@@ -69,37 +82,71 @@ class Choice:
         is_first, self._has_output = not self._has_output, True
         if output.cached_tokens is not None:
             self.cached_tokens = output.cached_tokens
+        if is_first and output.prompt is not None and output.prompt.pooled:
+            return self._only("", output)
+        if self._echo is not None and is_first:
+            self._unsent += self._offsets.prompt(self.request.tokens, self._echo.text, output.prompt)
+            if self._echo.is_all:
+                return self._only(self._echo.text, output)
         ends_in_stop_id = output.finish == "stop" and bool(output.tokens) and output.tokens[-1] in self._stop_ids
         released = self._text.push(output.tokens, hidden_tail=int(ends_in_stop_id), last=output.finish is not None)
         self.finish = "stop" if released.stopped else output.finish
         self.served = output.served
         for token, logprobs in zip(output.tokens[: released.num_tokens], output.logprobs or (), strict=False):
             self._unsent.append(ScoredToken(token, self._offsets.take(token), logprobs))
-        if not (released.text or is_first or self.finish):
+        text = self._echo.text + released.text if self._echo is not None and is_first else released.text
+        if not (text or is_first or self.finish):
             return None
         scored: tuple[ScoredToken, ...] = ()
-        if released.text or self.finish:
+        if text or self.finish:
             scored, self._unsent = tuple(self._unsent), []
-        return Delta(self.index, is_first, released.text, scored, self.finish)
+        return Delta(self.index, is_first, text, scored, self.finish)
+
+    def _only(self, text: str, output: Output) -> Delta:
+        """End with what is told of the prompt: the token sampled after it was not asked for."""
+        self.finish = "length"
+        self.served = output.served
+        scored = tuple(self._unsent)
+        return Delta(self.index, True, text, scored, self.finish, output.prompt.pooled if output.prompt else b"")
 
 
 class Generation:
     """All sequences of one call: `num_choices` for each prompt, in order. Times count from `started`, monotonic."""
 
     def __init__(
-        self, choices: Sequence[Choice], num_choices: int, dispatcher: Dispatcher, metrics: Metrics, started: float
+        self,
+        choices: Sequence[Choice],
+        num_choices: int,
+        dispatcher: Dispatcher,
+        metrics: Metrics,
+        *,
+        terms: Terms,
+        started: float,
     ) -> None:
         self._choices = choices
         self._num_choices = num_choices
         self._dispatcher = dispatcher
         self._metrics = metrics
+        self._terms = terms
         self._started = started
         self.ttft_s: float | None = None
         self.failure: RouterError | None = None  # told to the client in its stream
 
     async def deltas(self) -> AsyncGenerator[list[Delta], None]:
         """Yield what came together, together. Closing the generator cancels every sequence."""
-        places = self._dispatcher.admit([choice.request for choice in self._choices])
+        slo = self._terms.slo
+        try:
+            async with aclosing(self._admitted()) as batches:
+                async for batch in batches:
+                    yield batch
+        except RouterError as error:
+            outcome = "refused" if error.code == Overloaded.code else "failed"
+            for _ in filter(lambda choice: choice.finish is None, self._choices):
+                self._metrics.judged(slo.name, self._terms.key, outcome, 0)
+            raise
+
+    async def _admitted(self) -> AsyncGenerator[list[Delta], None]:
+        places = self._dispatcher.admit([choice.request for choice in self._choices], self._terms)
         try:
             if len(places) == 1:
                 async with aclosing(self._follow(self._choices[0], places[0])) as deltas:
@@ -160,13 +207,15 @@ class Generation:
         news.put_nowait(None)
 
     async def _follow(self, choice: Choice, place: Place) -> AsyncGenerator[Delta, None]:
+        first_s: float | None = None
         last_s: float | None = None
         async with aclosing(self._dispatcher.generate(choice.request, place)) as outputs:
             async for output in outputs:
                 now = time.monotonic()
                 before = choice.num_tokens
                 delta = choice.take(output)
-                if last_s is None:
+                if first_s is None:
+                    first_s = now
                     self._note_first(choice, now)
                 self._metrics.output(choice.num_tokens - before, None if last_s is None else now - last_s)
                 last_s = now
@@ -175,6 +224,10 @@ class Generation:
                 if choice.finish is not None:
                     break
         self._metrics.finished(choice.finish or "none")
+        if first_s is not None and last_s is not None:
+            itl_s = (last_s - first_s) / (choice.num_tokens - 1) if choice.num_tokens > 1 else None
+            verdict = self._terms.slo.verdict(first_s - self._started, itl_s)
+            self._metrics.judged(self._terms.slo.name, self._terms.key, verdict, choice.num_tokens)
         if choice.served is not None:
             self._metrics.phases(choice.served.times)
 
@@ -183,6 +236,7 @@ class Generation:
             self.ttft_s = now - self._started
         if choice.index % self._num_choices == 0:
             self._metrics.first_output(now - self._started, len(choice.request.tokens), choice.cached_tokens)
+            self._metrics.prompt_of_key(self._terms.key, len(choice.request.tokens))
 
 
 class _Offsets:
@@ -192,6 +246,19 @@ class _Offsets:
         self._tokenizer = tokenizer
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
+
+    def prompt(self, tokens: Sequence[int], text: str, scores: PromptOutput | None) -> list[ScoredToken]:
+        """Place the prompt's tokens in its text, in which control tokens do count; score them if they were."""
+        placed: list[ScoredToken] = []
+        logprobs = [None, *scores.logprobs] if scores is not None else []
+        for token, scored in zip(tokens, logprobs, strict=True) if logprobs else ():
+            offset = self.take(token)
+            spelled = self._tokenizer.token_bytes[token].decode(errors="replace")
+            if token in self._tokenizer.special_ids and text.startswith(spelled, offset):
+                self._offset += len(spelled)
+            placed.append(ScoredToken(token, offset, scored))
+        self._offset = len(text)
+        return placed
 
     def take(self, token: int) -> int:
         offset = self._offset

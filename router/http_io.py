@@ -1,4 +1,4 @@
-"""The edges of an HTTP call: a bounded body in, JSON or events out, and noticing that the client has left."""
+"""The edges of an HTTP call: JSON or events out, and noticing that the client has left."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from baton.router.errors import BodyTooLarge, InvalidRequest, RouterError
+from baton.router.errors import BodyTooLarge, RouterError
 from baton.router.formats import encode
 
 REQUEST_ID = "x-request-id"
@@ -22,25 +22,6 @@ LINGER_S = 1.0
 CLIENT_CLOSED = 499  # never sent: nobody is there to read it
 
 T = TypeVar("T")
-
-
-async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Read the body. Raises BodyTooLarge as soon as its announced or real length passes the limit."""
-    content_type = request.headers.get("content-type", "application/json")
-    if content_type.split(";")[0].strip().lower() != "application/json":
-        raise InvalidRequest("the body must be JSON: send content-type: application/json")
-    too_large = BodyTooLarge(f"the body is larger than the limit of {max_bytes} bytes: send less")
-    announced = request.headers.get("content-length", "0")
-    if announced.isdecimal() and int(announced) > max_bytes:
-        raise too_large
-    chunks: list[bytes] = []
-    length = 0
-    async for chunk in request.stream():
-        length += len(chunk)
-        if length > max_bytes:
-            raise too_large
-        chunks.append(chunk)
-    return b"".join(chunks)
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -68,10 +49,15 @@ def json_response(content: object, status: int = 200, headers: Mapping[str, str]
     return Response(body, status, headers, media_type="application/json")
 
 
-def error_response(error: RouterError, headers: Mapping[str, str] | None = None) -> Response:
+ErrorBody = Callable[[RouterError], dict[str, object]]
+
+
+def error_response(
+    error: RouterError, headers: Mapping[str, str] | None = None, body: ErrorBody = RouterError.body
+) -> Response:
     retry = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
     kind = HangUp if isinstance(error, BodyTooLarge) else Response
-    return kind(encode(error.body()), error.status, {**(headers or {}), **retry}, media_type="application/json")
+    return kind(encode(body(error)), error.status, {**(headers or {}), **retry}, media_type="application/json")
 
 
 class HangUp(Response):
@@ -106,11 +92,16 @@ class EventStream(Response):
     """
 
     def __init__(
-        self, events: AsyncGenerator[bytes, None], headers: Mapping[str, str], on_end: Callable[[int, str | None], None]
+        self,
+        events: AsyncGenerator[bytes, None],
+        headers: Mapping[str, str],
+        error_body: ErrorBody,
+        on_end: Callable[[int, str | None], None],
     ) -> None:
         super().__init__(None, headers={**headers, "cache-control": "no-cache"}, media_type="text/event-stream")
         del self.headers["content-length"]
         self._events = events
+        self._error_body = error_body
         self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -127,7 +118,8 @@ class EventStream(Response):
             try:
                 first = await anext(events)
             except RouterError as error:
-                await error_response(error, {REQUEST_ID: self.headers[REQUEST_ID]})(scope, receive, send)
+                headers = {REQUEST_ID: self.headers[REQUEST_ID]}
+                await error_response(error, headers, self._error_body)(scope, receive, send)
                 return error.status, error.code
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": first, "more_body": True})

@@ -1,6 +1,7 @@
 """OpenAI's request and response bodies, with every range that can be checked without knowing the model.
 
-Requests are pydantic: strict types, unknown fields ignored (so no internal field can be set), null means default.
+Requests are pydantic: strict types, null means default, and the one policy for unknown fields, of every endpoint: they
+are ignored (so that no internal field can be set, and clients of other servers are served).
 Responses are msgspec structs, since one is encoded for every streamed token.
 """
 
@@ -10,13 +11,25 @@ import re
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
 
+from baton.actors.engine.request import Pooling, PromptParams
 from baton.router.errors import InvalidRequest
 
 INT32_MAX = 2**31 - 1
 MAX_STOP_LEN = 1024  # characters
 MAX_PROMPTS = 256
+MAX_MESSAGES = 4096
 
 # Requests.
 
@@ -31,6 +44,7 @@ def _stop_list(value: object) -> object:
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LEN)]
 Stops = Annotated[list[StopString], Field(max_length=4), BeforeValidator(_stop_list)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
+MetadataValue = Annotated[str, Field(max_length=512)]
 
 
 class StreamOptions(BaseModel):
@@ -65,7 +79,11 @@ class GenerationFields(BaseModel):
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
     priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] | None = None
     user: str | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: Annotated[dict[str, MetadataValue], Field(max_length=16)] | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
 
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> GenerationFields:
@@ -74,7 +92,7 @@ class GenerationFields(BaseModel):
         return self
 
 
-Fields = TypeVar("Fields", bound=GenerationFields)
+Fields = TypeVar("Fields", bound=BaseModel)
 
 
 class TextPart(BaseModel):
@@ -109,7 +127,7 @@ class Message(BaseModel):
 
 
 class ChatRequest(GenerationFields):
-    messages: Annotated[list[Message], Field(min_length=1), FailFast()]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES), FailFast()]
     max_completion_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -142,22 +160,60 @@ def _is_tokens(value: Any) -> bool:
     return all(type(item) is int and 0 <= item <= INT32_MAX for item in cast("list[Any]", value))
 
 
-Prompts = Annotated[list[Any], BeforeValidator(_prompt_list)]
+_TOKENS_SCHEMA = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": INT32_MAX}}
+_PROMPT_SCHEMA = {"anyOf": [{"type": "string"}, _TOKENS_SCHEMA]}
+Prompts = Annotated[
+    list[Any],
+    BeforeValidator(_prompt_list),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                *_PROMPT_SCHEMA["anyOf"],
+                {"type": "array", "items": _PROMPT_SCHEMA, "minItems": 1, "maxItems": MAX_PROMPTS},
+            ]
+        }
+    ),
+]
 
 
 class CompletionRequest(GenerationFields):
     prompt: Prompts  # each a str or a list[int]
+    max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None  # 0: with echo, the prompt alone
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     suffix: Any = None
     best_of: Annotated[int, Field(ge=1, le=128)] | None = None
+    prompt_logprobs: Any = None
+    _pooling: Pooling | None = PrivateAttr(None)  # set by the embeddings endpoint, never from outside
+
+    @classmethod
+    def pooled(cls, pooling: Pooling, **fields: Any) -> CompletionRequest:
+        """Ask for each prompt's pooled hidden state."""
+        request = cls(**fields, max_tokens=1, temperature=0.0)
+        request._pooling = pooling
+        return request
+
+    @property
+    def prompt_field(self) -> str:
+        """What the client calls its prompts."""
+        return "prompt" if self._pooling is None else "input"
+
+    @property
+    def prompt_params(self) -> PromptParams | None:
+        """What is asked about the prompt's own tokens."""
+        if self._pooling is not None:
+            return PromptParams(pooling=self._pooling)
+        return PromptParams(logprobs=self.logprobs) if self.echo and self.logprobs is not None else None
 
     @model_validator(mode="after")
     def _refuse_what_is_not_served(self) -> CompletionRequest:
         refuse_if("suffix", self.suffix)
         refuse_if("best_of", self.best_of is not None and self.best_of != (self.n or 1))
-        if self.echo and self.logprobs is not None:
-            raise InvalidRequest("echo with logprobs is not supported: drop one of them", param="logprobs")
+        if self.prompt_logprobs is not None:
+            fix = "prompt_logprobs is not supported: ask for echo: true with logprobs"
+            raise InvalidRequest(fix, param="prompt_logprobs")
+        if self.max_tokens == 0 and not self.echo:
+            raise InvalidRequest("max_tokens is 0: ask for at least 1, or for echo: true", param="max_tokens")
         return self
 
 
@@ -217,8 +273,8 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]  # null: of the echoed prompt's first token
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 

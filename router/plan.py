@@ -10,6 +10,7 @@ import msgspec
 
 from baton.actors.engine.request import Request
 from baton.router.errors import InvalidRequest
+from baton.router.generation import Echo
 from baton.router.openai_models import ChatRequest, CompletionRequest, Message
 from baton.router.sampling import ModelLimits, check_prompt, choice_seed, sampling_params
 from baton.router.tokenizer import Tokenizer
@@ -17,22 +18,18 @@ from baton.router.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`requests` has `num_choices` entries for each prompt, in order; `echo` is the text each of them starts with."""
+    """`requests` has `num_choices` entries for each prompt, in order; `echo` is what each of them starts with."""
 
     body: ChatRequest | CompletionRequest
     requests: Sequence[Request]
     num_choices: int
-    echo: Sequence[str]
-
-    @property
-    def include_usage(self) -> bool:
-        return bool(self.body.stream_options and self.body.stream_options.include_usage)
+    echo: Sequence[Echo | None]
 
 
 async def plan_chat(body: ChatRequest, tokenizer: Tokenizer, limits: ModelLimits, deadline_s: float) -> Plan:
-    tokens = await tokenizer.encode_chat([_for_template(message) for message in body.messages])
+    tokens = await tokenizer.encode_chat([for_template(message) for message in body.messages])
     requests = _requests(body, tokens, "messages", limits, deadline_s)
-    return Plan(body, requests, len(requests), [""] * len(requests))
+    return Plan(body, requests, len(requests), [None] * len(requests))
 
 
 async def plan_completion(
@@ -44,12 +41,12 @@ async def plan_completion(
             f"{len(body.prompt)} prompts times n = {num_choices} is more than 1024: send fewer", param="n"
         )
     requests: list[Request] = []
-    echo: list[str] = []
+    echo: list[Echo | None] = []
     for prompt in body.prompt:
         tokens = await tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else tuple(prompt)
-        requests += _requests(body, tokens, "prompt", limits, deadline_s)
+        requests += _requests(body, tokens, body.prompt_field, limits, deadline_s)
         text = prompt if isinstance(prompt, str) else tokenizer.decode(tokens)
-        echo += [text if body.echo else ""] * num_choices
+        echo += [Echo(text, is_all=body.max_tokens == 0) if body.echo else None] * num_choices
     return Plan(body, requests, num_choices, echo)
 
 
@@ -67,12 +64,13 @@ def _requests(
             cache_salt=body.cache_salt or "",
             priority=body.priority or 0,
             deadline_s=deadline_s,
+            prompt=body.prompt_params if isinstance(body, CompletionRequest) else None,
         )
         for i in range(body.n or 1)
     ]
 
 
-def _for_template(message: Message) -> dict[str, str]:
+def for_template(message: Message) -> dict[str, str]:
     """Give the template what it knows: `developer` is OpenAI's newer name for the system role."""
     role = "system" if message.role == "developer" else message.role
     fields = {"role": role, "content": message.content or ""}

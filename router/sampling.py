@@ -33,7 +33,7 @@ def sampling_params(body: ChatRequest | CompletionRequest, prompt_len: int, limi
             param="min_tokens",
         )
     return SamplingParams(
-        max_tokens=max_tokens,
+        max_tokens=max(max_tokens, 1),  # an echoed prompt alone takes a step too
         seed=body.seed % 2**63 if body.seed is not None else secrets.randbits(63),
         temperature=_or(body.temperature, 1.0),
         top_k=min(max(body.top_k or 0, 0), limits.vocab_size),

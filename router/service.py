@@ -1,4 +1,4 @@
-"""One generation call from its body to its last byte, for both endpoints: parse, plan, generate, answer, account.
+"""One generation call from its body to its last byte, for every endpoint: parse, plan, generate, answer, account.
 
 Knows HTTP requests and responses; routes and the process's life are gateway.py's.
 """
@@ -8,95 +8,123 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from baton.router.api_keys import Visit, make_door
+from baton.router.body_reader import BodyReader
 from baton.router.config import RouterConfig
 from baton.router.dispatch import Dispatcher
+from baton.router.endpoints import Endpoint, Reading, StreamWriter, Writer
 from baton.router.errors import ModelNotFound, NoWorkers, RouterError
-from baton.router.formats import ChatFormat, CompletionFormat, ReplyWriter, error_event
 from baton.router.generation import Choice, Delta, Generation
 from baton.router.http_io import (
     CLIENT_CLOSED,
     EventStream,
     error_response,
     json_response,
-    read_body,
     reply_headers,
     while_connected,
 )
 from baton.router.membership import Membership
 from baton.router.metrics import Metrics
-from baton.router.openai_models import ChatRequest, CompletionRequest, parse_body
+from baton.router.openai_models import ChatRequest, CompletionRequest
 from baton.router.plan import Plan, plan_chat, plan_completion
 from baton.router.sampling import ModelLimits
+from baton.router.slo import SloClasses, Terms
+from baton.router.tokenize import DetokenizeRequest, TokenizeRequest
 from baton.router.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
 TRACE = "x-baton-trace"
 
-Endpoint = Literal["chat", "completions"]
+Asked = TypeVar("Asked", TokenizeRequest, DetokenizeRequest)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
     """One HTTP call: when it came, what it asked for by headers, and how to count its end."""
 
-    endpoint: Endpoint
+    endpoint: Endpoint[Any]
     headers: Mapping[str, str]  # of the reply
     wants_trace: bool
     started: float = field(default_factory=time.monotonic)
+    visit: Visit | None = None
+    terms: Terms = field(default_factory=Terms)
+    generation: Generation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """What serves the requests."""
+
+    membership: Membership
+    dispatcher: Dispatcher
+    metrics: Metrics
 
 
 class Service:
-    def __init__(
-        self,
-        config: RouterConfig,
-        model: str,
-        tokenizer: Tokenizer,
-        membership: Membership,
-        dispatcher: Dispatcher,
-        metrics: Metrics,
-    ) -> None:
+    def __init__(self, config: RouterConfig, model: str, tokenizer: Tokenizer, backend: Backend) -> None:
         self.config = config
         self.model = model
-        self.membership = membership
-        self.metrics = metrics
+        self.tokenizer = tokenizer
+        self.membership = backend.membership
+        self.metrics = backend.metrics
+        self.door = make_door(config.api_keys, config.api_keys_file)
         self.is_draining = False
-        self._tokenizer = tokenizer
-        self._dispatcher = dispatcher
+        self._dispatcher = backend.dispatcher
+        self._reader = BodyReader(
+            max_bytes=config.max_body_bytes,
+            longest_token=max(map(len, tokenizer.token_bytes)),
+            lane=tokenizer.lane,
+        )
+        self._slo = SloClasses(config.slo)
         self._num_running = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def why_unusable(self) -> str | None:
-        return "this gateway is shutting down" if self.is_draining else self.membership.why_unusable()
-
     async def wait_idle(self) -> None:
         await self._idle.wait()
 
-    async def answer(self, endpoint: Endpoint, request: Request) -> Response:
+    def limits(self) -> ModelLimits:
+        """Return what every decode worker can hold. Raises NoWorkers."""
+        context = self.membership.max_context()
+        reason = "this gateway is shutting down" if self.is_draining else self.membership.why_unusable()
+        if reason is not None or context is None:
+            raise NoWorkers(f"{reason}: try again shortly", retry_after_s=1)
+        return ModelLimits(self.tokenizer.vocab_size, context)
+
+    def check_model(self, name: str) -> None:
+        if name != self.model:
+            raise ModelNotFound(f"this server has one model, {self.model!r}: ask for that", param="model")
+
+    async def answer(self, endpoint: Endpoint[Any], request: Request) -> Response:
         """Answer one generation call; the streamed part runs when the response is sent."""
         call = Call(endpoint, reply_headers(request), request.headers.get(TRACE) == "1")
         self._begin()
         try:
-            plan = await self._plan(endpoint, await read_body(request, self.config.max_body_bytes))
-            generation, writer = self._generation(plan, call), self._writer(plan, endpoint)
-            if plan.body.stream:
-                events = self._events(plan, call, generation, writer)
-                return EventStream(events, call.headers, partial(self._end_stream, call, generation))
+            call.visit = self.door.enter(request.headers)
+            call.terms = Terms(call.visit.name, self._slo.choose(request.headers, call.visit.name))
+            reading = await self._read(endpoint, request)
+            plan = await self._plan(reading.core)
+            generation = call.generation = self._generation(plan, call)
+            writer = endpoint.writer(reading)
+            if reading.core.stream:
+                assert isinstance(writer, StreamWriter)
+                events = self._events(call, generation, writer)
+                return EventStream(events, call.headers, endpoint.error, partial(self._end_stream, call, generation))
             body = await while_connected(request.receive, self._body(call, generation, writer))
         except RouterError as error:
             self._end(call, error.status, error.code)
-            return error_response(error, call.headers)
+            return error_response(error, call.headers, endpoint.error)
         except ClientDisconnect:
             self._end(call, CLIENT_CLOSED, "client_closed")
             return Response(status_code=CLIENT_CLOSED)
@@ -106,39 +134,48 @@ class Service:
         self._end(call, 200, None)
         return json_response(body, headers=call.headers)
 
-    async def _plan(self, endpoint: Endpoint, data: bytes) -> Plan:
-        body = parse_body(ChatRequest if endpoint == "chat" else CompletionRequest, data)
-        if body.model != self.model:
-            raise ModelNotFound(f"this server has one model, {self.model!r}: ask for that", param="model")
-        context = self.membership.max_context()
-        reason = self.why_unusable()
-        if reason is not None or context is None:
-            raise NoWorkers(f"{reason}: try again shortly", retry_after_s=1)
-        limits = ModelLimits(self._tokenizer.vocab_size, context)
+    async def ask(
+        self, name: str, body: type[Asked], request: Request, reply: Callable[[Asked], Awaitable[dict[str, Any]]]
+    ) -> Response:
+        """Answer a call that needs no worker. Raises RouterError."""
+        visit = self.door.enter(request.headers)
+        try:
+            asked = await self._reader.read(name, body, request, self.membership.max_context())
+            if asked.model is not None:
+                self.check_model(asked.model)
+            return json_response(await reply(asked), headers=reply_headers(request))
+        finally:
+            visit.leave(0)
+
+    async def _read(self, endpoint: Endpoint[Any], request: Request) -> Reading[Any]:
+        body = await self._reader.read(endpoint.name, endpoint.body, request, self.membership.max_context())
+        self.check_model(body.model)
+        return Reading(body, endpoint.core(body), self.model, self.tokenizer)
+
+    async def _plan(self, body: ChatRequest | CompletionRequest) -> Plan:
+        limits = self.limits()
         if isinstance(body, ChatRequest):
-            return await plan_chat(body, self._tokenizer, limits, self.config.request_timeout_s)
-        return await plan_completion(body, self._tokenizer, limits, self.config.request_timeout_s)
+            return await plan_chat(body, self.tokenizer, limits, self.config.request_timeout_s)
+        return await plan_completion(body, self.tokenizer, limits, self.config.request_timeout_s)
 
     def _generation(self, plan: Plan, call: Call) -> Generation:
         stops = plan.body.stop or []
-        choices = [Choice(i, request, stops, self._tokenizer) for i, request in enumerate(plan.requests)]
-        return Generation(choices, plan.num_choices, self._dispatcher, self.metrics, call.started)
+        choices = [
+            Choice(i, request, stops, self.tokenizer, echo)
+            for i, (request, echo) in enumerate(zip(plan.requests, plan.echo, strict=True))
+        ]
+        return Generation(
+            choices, plan.num_choices, self._dispatcher, self.metrics, terms=call.terms, started=call.started
+        )
 
-    def _writer(self, plan: Plan, endpoint: Endpoint) -> ReplyWriter:
-        is_chat = endpoint == "chat"
-        format = ChatFormat(self._tokenizer) if is_chat else CompletionFormat(self._tokenizer, plan.echo)
-        return ReplyWriter(format, self.model, include_usage=plan.include_usage)
-
-    async def _body(self, call: Call, generation: Generation, writer: ReplyWriter) -> bytes:
+    async def _body(self, call: Call, generation: Generation, writer: Writer) -> bytes:
         deltas: list[Delta] = []
         async with aclosing(generation.deltas()) as batches:
             async for batch in batches:
                 deltas += batch
         return writer.body(deltas, generation.usage(), _trace(call, generation))
 
-    async def _events(
-        self, plan: Plan, call: Call, generation: Generation, writer: ReplyWriter
-    ) -> AsyncGenerator[bytes, None]:
+    async def _events(self, call: Call, generation: Generation, writer: StreamWriter) -> AsyncGenerator[bytes, None]:
         """Yield events. An error before the first is raised; one after it is told in the last event."""
         has_begun = False
         try:
@@ -152,11 +189,9 @@ class Service:
             if not has_begun:
                 raise
             generation.failure = _as_router_error(error)
-            yield error_event(generation.failure.body())
+            yield writer.error_event(generation.failure)
             return
-        yield writer.last_events(
-            generation.usage() if plan.include_usage else None, _trace(call, generation) if call.wants_trace else None
-        )
+        yield writer.last_events(generation.usage(), _trace(call, generation) if call.wants_trace else None)
 
     def _end_stream(self, call: Call, generation: Generation, status: int, reason: str | None) -> None:
         """Count a stream that failed on its way by its failure: the status line had gone out before."""
@@ -172,7 +207,9 @@ class Service:
         self._num_running -= 1
         if self._num_running == 0:
             self._idle.set()
-        self.metrics.ended(call.endpoint, status, time.monotonic() - call.started)
+        if call.visit is not None:
+            call.visit.leave(call.generation.usage().total_tokens if call.generation else 0)
+        self.metrics.ended(call.endpoint.name, status, time.monotonic() - call.started)
         if reason is not None:
             self.metrics.refused(reason)
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import mmap
 import re
 import secrets
-import struct
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,25 +18,24 @@ from typing import Any, cast
 
 import jinja2
 import tokenizers
-from tokenizers import pre_tokenizers
 
 from baton.router.errors import InvalidRequest
+from baton.router.heavy_lane import HeavyLane
+from baton.router.tokenizer_files import UnsupportedTokenizer, load_tokenizer
 
-GGUF_METADATA_BYTES = 64 * 2**20  # metadata comes first in the file; that of the largest vocabularies is 20 MB
+HEAVY_CHARS = 256 * 1024  # texts longer than this are encoded in another process
 
 ChatMessage = Mapping[str, str]  # role, content and perhaps name
-
-
-class UnsupportedTokenizer(Exception):
-    """The model's tokenizer cannot be mapped to bytes; the message says what was found."""
 
 
 class Tokenizer:
     """`hf` is a fast transformers tokenizer; it renders templates, its `tokenizers` backend encodes."""
 
-    def __init__(self, hf: Any, *, num_threads: int = 2) -> None:
+    def __init__(self, hf: Any, *, num_threads: int = 2, lane: HeavyLane | None = None) -> None:
+        """Without a `lane`, texts of any length are encoded on the threads."""
         self._hf = hf
         self._backend = cast(tokenizers.Tokenizer, hf.backend_tokenizer)
+        self.lane = lane
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenizer")
         self.vocab_size: int = self._backend.get_vocab_size(with_added_tokens=True)
         self.bos_token: str = hf.bos_token or ""
@@ -51,22 +48,18 @@ class Tokenizer:
     @classmethod
     def load(cls, path: str | Path, *, num_threads: int = 2) -> Tokenizer:
         """Load from a `.gguf` file or a directory. Slow (seconds): call it off the event loop."""
-        import transformers  # not at import time: it takes seconds
-
-        auto = cast(Any, transformers).AutoTokenizer
-        path = Path(path)
-        if path.suffix != ".gguf":
-            return cls(auto.from_pretrained(str(path)), num_threads=num_threads)
-        hf = auto.from_pretrained(str(path.parent), gguf_file=path.name)
-        _restore_pre_tokenizer(hf.backend_tokenizer, path)
-        return cls(hf, num_threads=num_threads)
+        return cls(load_tokenizer(Path(path)), num_threads=num_threads, lane=HeavyLane(Path(path)))
 
     async def encode_chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
         """Render the template up to the assistant's turn and encode it. Raises InvalidRequest when it refuses."""
+        if self.lane is not None and sum(len(text) for message in messages for text in message.values()) > HEAVY_CHARS:
+            return await self.lane.encode_chat(messages)
         return await asyncio.get_running_loop().run_in_executor(self._threads, self.encode_chat_now, messages)
 
     async def encode_prompt(self, text: str) -> tuple[int, ...]:
         """Encode a raw prompt, in which control tokens do count; adds BOS as the model wants, once."""
+        if self.lane is not None and len(text) > HEAVY_CHARS:
+            return await self.lane.encode_prompt(text)
         return await asyncio.get_running_loop().run_in_executor(self._threads, self.encode_prompt_now, text)
 
     def encode_chat_now(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
@@ -89,6 +82,8 @@ class Tokenizer:
         return b"".join(self.token_bytes[t] for t in tokens if t not in self.special_ids).decode(errors="replace")
 
     def close(self) -> None:
+        if self.lane is not None:
+            self.lane.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
@@ -128,25 +123,6 @@ def _renamed(token: tokenizers.AddedToken, content: str) -> tokenizers.AddedToke
     return tokenizers.AddedToken(
         content, single_word=token.single_word, lstrip=token.lstrip, rstrip=token.rstrip, normalized=False
     )
-
-
-def _restore_pre_tokenizer(backend: tokenizers.Tokenizer, path: Path) -> None:
-    """Split digits as SmolLM was trained; transformers' GGUF conversion forgets that (visible in "\\n\\n1")."""
-    if _gguf_pre_tokenizer(path) == "smollm":
-        digits = pre_tokenizers.Digits(individual_digits=True)
-        backend.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-
-
-def _gguf_pre_tokenizer(path: Path) -> str:
-    """Read one metadata string. (gguf's own reader takes seconds to parse all the others.)"""
-    key = b"tokenizer.ggml.pre"
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        found = data.find(struct.pack("<Q", len(key)) + key, 0, GGUF_METADATA_BYTES)
-        if found < 0:
-            return ""
-        start = found + 8 + len(key) + 4 + 8  # the key and its length; the value's type and its length
-        (length,) = struct.unpack_from("<Q", data, start - 8)
-        return data[start : start + length].decode()
 
 
 def _token_bytes(backend: tokenizers.Tokenizer, vocab_size: int) -> tuple[bytes, ...]:

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc.aio
+import numpy as np
 
 from baton.actors.engine.block_hash import block_hashes, root_hash
-from baton.actors.engine.request import FinishReason, Request, TokenLogprobs
+from baton.actors.engine.request import FinishReason, PromptOutput, Request, TokenLogprobs
 from baton.actors.messages import (
     Cancel,
     Frame,
@@ -212,12 +213,14 @@ class FakeWorker:
                 finish_now = "length"
             if finish_now is not None:
                 break
-        cached, running.is_first = (running.cached if running.is_first else None), False
+        cached, prompt = (running.cached, _prompt_output(request)) if running.is_first else (None, None)
+        running.is_first = False
         return Output(
             request_id=request.id,
             tokens=tuple(given),
             logprobs=_logprobs(given, request.sampling.logprobs),
             cached_tokens=cached,
+            prompt=prompt,
             finish=finish_now,
             served=self._served(running.submit) if finish_now else None,
         )
@@ -258,6 +261,14 @@ class FakeWorker:
 def _ready(stream: FakeStream) -> list[FakeRunning]:
     now = time.monotonic()
     return [running for running in stream.running.values() if running.ready_at <= now]
+
+
+def _prompt_output(request: Request) -> PromptOutput | None:
+    """What was asked about the prompt, as foreseeable as `_logprobs`; the pooled state is its first three tokens."""
+    if request.prompt is None:
+        return None
+    pooled = np.array(request.tokens[:3], dtype="<f4").tobytes() if request.prompt.pooling else b""
+    return PromptOutput(logprobs=_logprobs(request.tokens[1:], request.prompt.logprobs) or (), pooled=pooled)
 
 
 def _logprobs(tokens: Sequence[int], num_top: int | None) -> tuple[TokenLogprobs, ...] | None:

@@ -11,7 +11,10 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from baton.actors.engine.batch import Batch, Row, StepOutput
+from baton.actors.engine.prompt_record import PromptPart
 from baton.actors.engine.request import Request, TokenLogprobs
 
 _MASK = (1 << 64) - 1
@@ -102,12 +105,15 @@ class FakeRunner:
             self._slots[admission.slot] = _Slot(admission.request, list(admission.tokens))
         tokens: list[tuple[int, ...]] = []
         logprobs: list[tuple[TokenLogprobs, ...] | None] = []
-        for row in step.batch.rows:
+        prompts: dict[int, PromptPart] = {}
+        for index, row in enumerate(step.batch.rows):
             sampled = self._run_row(row)
             wants = self._slots[row.slot].request.sampling.logprobs is not None
             tokens.append(sampled)
+            if (request := self._slots[row.slot].request).prompt is not None and row.start < request.prompt_len:
+                prompts[index] = _prompt_part(request, row)
             logprobs.append(tuple(TokenLogprobs(-float(token)) for token in sampled) if wants else None)
-        step.output = StepOutput(tuple(tokens), tuple(logprobs))
+        step.output = StepOutput(tuple(tokens), tuple(logprobs), prompts)
 
     def _run_row(self, row: Row) -> tuple[int, ...]:
         slot = self._slots[row.slot]
@@ -128,3 +134,12 @@ class FakeRunner:
 
     def _read(self, row: Row, position: int) -> int:
         return self.kv[row.blocks[position // self.block_size]][position % self.block_size]
+
+
+def _prompt_part(request: Request, row: Row) -> PromptPart:
+    """A token's log-probability is -token; its hidden state is (token, 1)."""
+    scored = request.tokens[row.start + 1 : row.end + 1]
+    state = np.array([sum(row.tokens), len(row.tokens)], dtype="<f4")
+    return PromptPart(
+        start=row.start, logprobs=tuple(TokenLogprobs(-float(token)) for token in scored), pooled=state.tobytes()
+    )

@@ -5,12 +5,13 @@ Frozen. Knows token ids and block numbers; knows no tensors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
 
+from baton.actors.engine.prompt_record import PromptPart
 from baton.actors.engine.request import Request, TokenLogprobs
 
 
@@ -63,11 +64,13 @@ class Batch:
 class StepOutput:
     """`tokens[i]` are the 0..k+1 tokens that row i of the batch yielded; empty for a chunk that samples nothing.
 
-    `logprobs[i]` runs parallel to `tokens[i]`, or is None where the request wants none.
+    `logprobs[i]` runs parallel to `tokens[i]`, or is None where the request wants none. `prompts` tells of the rows
+    whose requests ask about their prompts, by the row's index.
     """
 
     tokens: tuple[tuple[int, ...], ...]
     logprobs: tuple[tuple[TokenLogprobs, ...] | None, ...]
+    prompts: Mapping[int, PromptPart] = field(default_factory=dict[int, PromptPart])
 
 
 class PendingStep(Protocol):

@@ -267,6 +267,9 @@ class Engine:
         output = step.pending.wait()
         self._space.complete(step.number)
         block_size = self._space.block_size
+        for index, part in output.prompts.items():
+            if (record := step.sequences[index].prompt) is not None:
+                record.take(part)
         for seq, row, tokens, logprobs in zip(step.sequences, step.rows, output.tokens, output.logprobs, strict=True):
             if seq.status in (Status.FINISHED, Status.EXPORTED):
                 continue  # cancelled or stopped, or the one step too many after its end was sampled
@@ -321,6 +324,7 @@ class Engine:
             request_id=sequence.request.id,
             tokens=tokens,
             logprobs=logprobs,
+            prompt=sequence.take_prompt_output() if tokens else None,
             finish=finish,
             cached_tokens=sequence.cached_tokens,
             num_computed=sequence.num_computed,

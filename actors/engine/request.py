@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
+Pooling = Literal["mean", "last"]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +36,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None  # number of alternatives beside the chosen token's; None = no logprobs at all
 
 
+class PromptParams(msgspec.Struct, frozen=True, kw_only=True):
+    """What the client wants to know of the prompt's own tokens."""
+
+    logprobs: int | None = None  # number of alternatives beside each token's own; None = no logprobs at all
+    pooling: Pooling | None = None  # of the last layer's normed hidden states
+
+    @property
+    def is_of_every_token(self) -> bool:
+        """Whether each of the prompt's tokens must be computed, cached or not."""
+        return self.logprobs is not None or self.pooling == "mean"
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence to generate. The last `num_output` of `tokens` are output already: a migrated request."""
 
@@ -45,6 +58,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str = ""
     priority: int = 0  # lower goes first
     deadline_s: float | None = None  # seconds left when sent: clocks are not compared
+    prompt: PromptParams | None = None
 
     @property
     def prompt_len(self) -> int:
@@ -57,3 +71,10 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     chosen: float
     top_ids: tuple[int, ...] = ()
     top: tuple[float, ...] = ()
+
+
+class PromptOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to PromptParams; comes once, with the first sampled token."""
+
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of every prompt token but the first
+    pooled: bytes = b""  # [hidden] little-endian float32

@@ -1,23 +1,26 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 """Runs batches with torch: builds the step's inputs, runs the model, samples, and keeps sampled ids on the device.
 
-`launch` only queues work (on CUDA it never waits for the device); the three stages are separate objects or methods,
-so that a runner with CUDA graphs can replace the middle one.
+`launch` only queues work (on CUDA it never waits for the device). Its stages are methods, so that a runner with CUDA
+graphs can replace the forward pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 
 from baton.actors.engine.batch import Batch, PendingStep, Row, StepOutput
+from baton.actors.engine.host_copy import HostCopy
 from baton.actors.engine.models.model import Model, StepInputs
 from baton.actors.engine.request import TokenLogprobs
+from baton.actors.engine.runner_prompt import PendingParts, PromptReader
 from baton.actors.engine.sampler_state import SlotStates
-from baton.kernels.attention import AttentionBackend, AttentionShape, StepLayout
+from baton.actors.engine.step_fields import UNKNOWN, StepFields, sampled_after, step_fields, step_layout
+from baton.kernels.attention import AttentionBackend, AttentionShape
 from baton.kernels.rope_store import TokenPlaces
 from baton.kernels.sampling import Logprobs, sample, token_logprobs
 
@@ -36,36 +39,44 @@ class TorchRunner:
         self._block_size = kv.shape[3]
         self._attention = [make_attention(shape) for shape in model.shapes]
         self._slots = SlotStates(num_slots, model.config.vocab_size, model.config.eos_ids, kv.device)
+        self._prompts = PromptReader(model, self._to_device)
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> PendingStep:
+        rows = batch.rows
         self._slots.admit(batch.admissions)
-        inputs = self._build_inputs(batch.rows)
-        layout = step_layout(batch.rows, self._block_size)
+        self._prompts.admit(batch.admissions)
+        layout = step_layout(rows, self._block_size)
         for backend in self._attention:
             backend.plan(layout)
-        logits = self._model.forward(inputs, self._kv, self._attention)
-        positions = inputs.places.positions.index_select(0, inputs.logit_rows) + 1
-        return self._sample(batch.rows, positions, logits)
-
-    def _build_inputs(self, rows: Sequence[Row]) -> StepInputs:
-        host = host_inputs(rows, self._block_size)
-        tokens, positions, slots = self._to_device(host.token_places)
-        if host.unknown_at:
-            unknown_at, sampled_slots = self._to_device([host.unknown_at, host.unknown_slots])
-            tokens = tokens.index_copy(0, unknown_at, self._slots.last_sampled.index_select(0, sampled_slots))
-        return StepInputs(tokens, TokenPlaces(positions, slots), self._to_device(host.logit_rows))
-
-    def _sample(self, rows: Sequence[Row], positions: torch.Tensor, logits: torch.Tensor) -> PendingStep:
-        """Sample for the rows that want it; `positions` and `logits` have one entry for each of them."""
-        sampled_rows = [row for row in rows if row.sample]
-        if not sampled_rows:
+        hidden = self._forward(step_fields(rows, self._block_size))
+        prompts = self._prompts.read(rows, hidden)
+        sampled = sampled_after(rows)
+        if not sampled.tokens:
             # No ids, yet whoever waits must know that the step's KV is complete: a peer is about to be sent it.
-            return SampledStep(rows, HostCopy((logits.new_empty(0, dtype=torch.int64),)), None)
-        slots = self._to_device([row.slot for row in sampled_rows])
-        ids = sample(logits, self._slots.tensors(sampled_rows, slots, positions)).ids
-        self._slots.record(slots, ids)
-        return SampledStep(rows, HostCopy((ids,)), self._logprobs(sampled_rows, logits, ids))
+            return SampledStep(rows, HostCopy((hidden.new_empty(0, dtype=torch.int64),)), None, prompts)
+        tokens, positions, slots = self._to_device(sampled)
+        logits = self._model.logits(hidden.index_select(0, tokens))
+        step = self._sample([row for row in rows if row.sample], SampledPlaces(positions, slots), logits, rows)
+        return step if prompts is None else replace(step, prompts=prompts)
+
+    def _forward(self, fields: StepFields) -> torch.Tensor:
+        """Run the model over a step that is planned. Returns hidden states, [at least num_tokens, hidden]."""
+        return self._hidden(self._to_device(fields), self._attention)
+
+    def _hidden(self, fields: torch.Tensor, attention: Sequence[AttentionBackend]) -> torch.Tensor:
+        """`fields` [4, num_tokens] int64 are `StepFields` on the device."""
+        tokens, positions, cache_slots, slots = fields
+        tokens = torch.where(tokens == UNKNOWN, self._slots.last_sampled.index_select(0, slots), tokens)
+        return self._model.forward(StepInputs(tokens, TokenPlaces(positions, cache_slots)), self._kv, attention)
+
+    def _sample(
+        self, sampled: Sequence[Row], places: SampledPlaces, logits: torch.Tensor, rows: Sequence[Row]
+    ) -> SampledStep:
+        """Sample for the rows that want it, `sampled` of all `rows`; `places` and `logits` have one entry for each."""
+        ids = sample(logits, self._slots.tensors(sampled, places.slots, places.positions)).ids
+        self._slots.record(places.slots, ids)
+        return SampledStep(rows, HostCopy((ids,)), self._logprobs(sampled, logits, ids))
 
     def _logprobs(self, rows: Sequence[Row], logits: torch.Tensor, ids: torch.Tensor) -> StepLogprobs | None:
         wanted = {i: num for i, row in enumerate(rows) if (num := self._slots.num_logprobs(row.slot)) is not None}
@@ -84,73 +95,11 @@ class TorchRunner:
         return tensor
 
 
-class HostInputs(NamedTuple):
-    """A step's inputs as plain lists, each parallel to the step's tokens unless said otherwise."""
+class SampledPlaces(NamedTuple):
+    """Both [num_sampled] int64."""
 
-    token_places: tuple[list[int], list[int], list[int]]  # token id, position, cache slot
-    unknown_at: list[int]  # the tokens whose id only the device knows ...
-    unknown_slots: list[int]  # ... and the sequence slots that sampled them
-    logit_rows: list[int]  # the tokens to sample after
-
-
-def host_inputs(rows: Sequence[Row], block_size: int) -> HostInputs:
-    tokens: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    unknown_at: list[int] = []
-    unknown_slots: list[int] = []
-    logit_rows: list[int] = []
-    for row in rows:
-        tokens += row.tokens
-        positions += range(row.start, row.end)
-        slots += _cache_slots(row, block_size)
-        if len(tokens) < len(positions):
-            unknown_at.append(len(tokens))
-            unknown_slots.append(row.slot)
-            tokens.append(0)
-        if row.sample:
-            logit_rows.append(len(tokens) - 1)
-    return HostInputs((tokens, positions, slots), unknown_at, unknown_slots, logit_rows)
-
-
-def step_layout(rows: Sequence[Row], block_size: int) -> StepLayout:
-    num_decodes = next((i for i, row in enumerate(rows) if row.num_tokens != 1), len(rows))
-    return StepLayout(
-        query_lens=[row.num_tokens for row in rows],
-        kv_lens=[row.end for row in rows],
-        block_tables=[list(row.blocks[: -(-row.end // block_size)]) for row in rows],
-        num_decodes=num_decodes,
-    )
-
-
-def _cache_slots(row: Row, block_size: int) -> list[int]:
-    """The place of each of the row's tokens in the cache: block * block_size + offset."""
-    first, offset = divmod(row.start, block_size)
-    if row.num_tokens == 1:
-        return [row.blocks[first] * block_size + offset]
-    blocks = row.blocks[first : -(-row.end // block_size)]
-    slots = [place for block in blocks for place in range(block * block_size, (block + 1) * block_size)]
-    return slots[offset : offset + row.num_tokens]
-
-
-class HostCopy:
-    """Tensors on their way to the host. On CUDA the copies are queued behind the work that fills them."""
-
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._event: torch.cuda.Event | None = None
-        if not tensors[0].is_cuda:
-            self._tensors = list(tensors)
-            return
-        self._tensors = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in tensors]
-        for host, device in zip(self._tensors, tensors, strict=True):
-            host.copy_(device, non_blocking=True)
-        self._event = torch.cuda.Event()
-        self._event.record()
-
-    def wait(self) -> list[torch.Tensor]:
-        if self._event is not None:
-            self._event.synchronize()
-        return self._tensors
+    positions: torch.Tensor  # of the tokens to be sampled
+    slots: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +123,7 @@ class SampledStep:
     rows: Sequence[Row]
     ids: HostCopy  # of the rows that sample
     logprobs: StepLogprobs | None
+    prompts: PendingParts | None = None
 
     def wait(self) -> StepOutput:
         ids: list[int] = self.ids.wait()[0].tolist()
@@ -185,4 +135,5 @@ class SampledStep:
             token, logprob = next(sampled) if row.sample else (None, None)
             tokens_out.append(() if token is None else (token,))
             logprobs_out.append(logprob)
-        return StepOutput(tuple(tokens_out), tuple(logprobs_out))
+        prompts = {} if self.prompts is None else self.prompts.wait()
+        return StepOutput(tuple(tokens_out), tuple(logprobs_out), prompts)

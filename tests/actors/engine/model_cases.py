@@ -18,7 +18,8 @@ from baton.actors.engine.kv_cache import KVSpec
 from baton.actors.engine.model_reference import resolve_model
 from baton.actors.engine.models.model import Model, StepInputs
 from baton.actors.engine.request import Request, SamplingParams, TokenLogprobs
-from baton.actors.engine.runner import TorchRunner, step_layout
+from baton.actors.engine.runner import TorchRunner
+from baton.actors.engine.step_fields import step_layout
 from baton.actors.engine.weights import Placement
 from baton.kernels.attention_torch import TorchAttention
 from baton.kernels.rope_store import TokenPlaces
@@ -80,7 +81,7 @@ def all_logits(model: Model, rows: Sequence[Row], kv: torch.Tensor) -> torch.Ten
     for backend in attention:
         backend.plan(step_layout(rows, BLOCK_SIZE))
     places = TokenPlaces(torch.tensor(positions), torch.tensor(slots))
-    return model.forward(StepInputs(tokens, places, torch.arange(len(tokens))), kv, attention)
+    return model.logits(model.forward(StepInputs(tokens, places), kv, attention))
 
 
 @torch.inference_mode()

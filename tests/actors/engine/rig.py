@@ -20,8 +20,17 @@ def make_request(id: str, prompt: int | tuple[int, ...], *, num_output: int = 0,
     """A request with these tokens, or with so many of one fixed text: prompts of any lengths share prefixes."""
     tokens = tuple(2 + position * position % 41 for position in range(prompt)) if isinstance(prompt, int) else prompt
     salt, priority = options.pop("cache_salt", ""), options.pop("priority", 0)
+    asked = options.pop("asked", None)
     sampling = SamplingParams(max_tokens=options.pop("max_tokens", 8), seed=options.pop("seed", 5), **options)
-    return Request(id=id, tokens=tokens, sampling=sampling, num_output=num_output, cache_salt=salt, priority=priority)
+    return Request(
+        id=id,
+        tokens=tokens,
+        sampling=sampling,
+        num_output=num_output,
+        cache_salt=salt,
+        priority=priority,
+        prompt=asked,
+    )
 
 
 def expected_tokens(request: Request, capacity: int) -> list[int]:

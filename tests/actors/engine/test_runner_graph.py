@@ -1,8 +1,8 @@
-"""Decode steps by captured graphs against plain steps. Here the captured work is run again in place of a replay."""
+"""Steps by captured graphs against plain steps. Here the captured work is run again in place of a replay."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -11,16 +11,18 @@ from model_cases import smollm2
 
 from baton.actors.engine.batch import Runner
 from baton.actors.engine.config import EngineConfig
+from baton.actors.engine.cut_graph import CutForward
 from baton.actors.engine.engine import Engine
 from baton.actors.engine.kv_cache import KVSpec
 from baton.actors.engine.request import Request, SamplingParams
 from baton.actors.engine.runner import TorchRunner
-from baton.actors.engine.runner_graph import Captured, GraphRunner, graph_sizes
+from baton.actors.engine.runner_graph import Captured, GraphLimits, GraphRunner, cut_sizes, decode_sizes
 from baton.kernels.attention import AttentionBackend, AttentionShape, GraphSize, StepLayout
 from baton.kernels.attention_torch import TorchAttention
 from baton.kernels.block_index import pad_decodes
 
 NUM_BLOCKS, NUM_SLOTS = 64, 6
+MAX_CUT = 60  # tokens: some steps of 64 are beyond it
 
 REQUESTS = [
     Request(id=str(i), tokens=tuple(range(100 * i, 100 * i + length)), sampling=sampling)
@@ -55,22 +57,52 @@ class Rerun:
         self.work()
 
 
+@dataclass
+class TrueTokens:
+    """Attention on the first tokens of a padded step, as between the graphs of a cut forward pass."""
+
+    backend: AttentionBackend
+    num_tokens: int
+
+    def plan(self, layout: StepLayout) -> None: ...
+
+    def run(self, query: torch.Tensor, kv: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        out = torch.full_like(query, float("nan"))
+        self.backend.run(query[: self.num_tokens], kv, out[: self.num_tokens])
+        return out
+
+
+@dataclass
+class RerunCut:
+    runner: RerunRunner
+    fields: torch.Tensor
+    num_replays: int = 0
+
+    def replay(self, attention: Sequence[AttentionBackend], num_tokens: int) -> torch.Tensor:
+        self.num_replays += 1
+        return self.runner._hidden(self.fields, [TrueTokens(backend, num_tokens) for backend in attention])
+
+
 class RerunRunner(GraphRunner):
-    def capture(self, on_progress: Callable[[int, int], None] = lambda done, total: None) -> None:
-        self._sizes = graph_sizes(self._num_slots)
-        for size in self._sizes:
-            attention: list[AttentionBackend] = [
-                self._make_attention(shape, GraphSize(size, self._max_blocks)) for shape in self._model.shapes
-            ]
-            fields = torch.zeros(4, size, dtype=torch.int64)
-            logits, ids = torch.empty(size, self._model.config.vocab_size), torch.empty(size, dtype=torch.int64)
+    def _capture_cut(self, size: int, pool: object) -> CutForward:
+        return RerunCut(self, self._idle_fields(size))
 
-            def work(fields=fields, attention=attention, logits=logits, ids=ids) -> None:
-                result = self._forward_captured(fields, attention)
-                logits.copy_(result.logits)
-                ids.copy_(result.ids)
+    def _capture_decode(self, size: int, pool: object) -> Captured:
+        graph = GraphSize(size, self._limits.max_blocks)
+        attention = [self._make_attention(shape, graph) for shape in self._model.shapes]
+        fields = self._idle_fields(size)
+        logits, ids = torch.empty(size, self._model.config.vocab_size), torch.empty(size, dtype=torch.int64)
 
-            self._captured[size] = Captured(Rerun(work), attention, fields, logits, ids)
+        def work() -> None:
+            result = self._decode(fields, attention)
+            logits.copy_(result.logits)
+            ids.copy_(result.ids)
+
+        return Captured(Rerun(work), attention, fields, logits, ids)
+
+    @property
+    def num_cut_replays(self) -> int:
+        return sum(cut.num_replays for cut in self._cuts.values() if isinstance(cut, RerunCut))
 
 
 def outputs(runner: Runner, overlap: bool) -> dict[str, list[int]]:
@@ -86,18 +118,21 @@ def outputs(runner: Runner, overlap: bool) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_captured_decode_steps_give_the_same_tokens(overlap: bool) -> None:
+def test_captured_steps_give_the_same_tokens(overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model = smollm2()
     spec = KVSpec.of_model(model.config, 16, torch.float32)
     plain = TorchRunner(model, spec.allocate(NUM_BLOCKS), num_slots=NUM_SLOTS, make_attention=TorchAttention)
-    graphs = RerunRunner(
-        model, spec.allocate(NUM_BLOCKS), num_slots=NUM_SLOTS, max_blocks=NUM_BLOCKS, make_attention=PaddedAttention
-    )
+    limits = GraphLimits(NUM_SLOTS, NUM_BLOCKS, max_tokens=MAX_CUT)
+    graphs = RerunRunner(model, spec.allocate(NUM_BLOCKS), limits=limits, make_attention=PaddedAttention)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     graphs.capture()
     assert outputs(graphs, overlap) == outputs(plain, overlap=False)
+    assert graphs.num_cut_replays > 0
 
 
-def test_the_ladder_of_sizes_ends_with_the_number_of_slots() -> None:
-    assert graph_sizes(6) == [1, 2, 4, 6]
-    assert graph_sizes(256)[-1] == 256
-    assert graph_sizes(100)[-3:] == [80, 96, 100]
+def test_the_ladders_of_sizes_end_with_the_largest_step() -> None:
+    assert decode_sizes(6) == [1, 2, 4, 6]
+    assert decode_sizes(256)[-1] == 256
+    assert decode_sizes(100)[-3:] == [80, 96, 100]
+    assert cut_sizes(200) == [16, 32, 64, 128, 200]
+    assert cut_sizes(8192)[-2:] == [1792, 2048]

@@ -1,0 +1,45 @@
+"""Request bodies from the wire to validated models: bounded, and never parsed here when parsing would take long."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+
+from baton.router.errors import BodyTooLarge, InvalidRequest
+from baton.router.heavy_lane import HeavyLane
+from baton.router.openai_models import Fields, parse_body
+
+INLINE_BYTES = 256 * 1024  # what any JSON of this size costs to parse holds nobody up: under 20 ms
+
+
+class BodyReader:
+    def __init__(self, *, max_bytes: int, longest_token: int, lane: HeavyLane | None) -> None:
+        """`longest_token` is in bytes. Without a lane, bodies of all sizes are parsed here."""
+        self._max_bytes = max_bytes
+        self._longest_token = longest_token
+        self._lane = lane
+
+    async def read(self, endpoint: str, model: type[Fields], request: Request, context: int | None) -> Fields:
+        """Raises InvalidRequest, or BodyTooLarge as soon as the announced or real length passes the limit."""
+        data = await self._bytes(request)
+        if len(data) > INLINE_BYTES and self._lane is not None:
+            # Fewer characters than this may still be too many tokens; more cannot be few enough.
+            max_chars = self._max_bytes if context is None else context * self._longest_token
+            data = await self._lane.canonical(endpoint, data, max_chars)
+        return parse_body(model, data)
+
+    async def _bytes(self, request: Request) -> bytes:
+        content_type = request.headers.get("content-type", "application/json")
+        if content_type.split(";")[0].strip().lower() != "application/json":
+            raise InvalidRequest("the body must be JSON: send content-type: application/json")
+        too_large = BodyTooLarge(f"the body is larger than the limit of {self._max_bytes} bytes: send less")
+        announced = request.headers.get("content-length", "0")
+        if announced.isdecimal() and int(announced) > self._max_bytes:
+            raise too_large
+        chunks: list[bytes] = []
+        length = 0
+        async for chunk in request.stream():
+            length += len(chunk)
+            if length > self._max_bytes:
+                raise too_large
+            chunks.append(chunk)
+        return b"".join(chunks)

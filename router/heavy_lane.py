@@ -1,0 +1,161 @@
+"""A process of its own for bodies and texts so large that handling them here would hold up every other request.
+
+Parsing JSON and running regular expressions hold Python's lock, in whatever thread they run. One large call is worked
+on at a time, in order. What comes back is small, or as much text as the context can hold at most.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import multiprocessing
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from baton.router.errors import InvalidRequest, RouterError
+from baton.router.openai_models import parse_body
+
+if TYPE_CHECKING:
+    from baton.router.tokenizer import Tokenizer
+
+
+class Canonical(msgspec.Struct, frozen=True, tag=True):
+    """Validate `body` and write it again with its known fields alone. `max_chars` bounds all of its text."""
+
+    endpoint: str
+    body: bytes
+    max_chars: int
+
+
+class EncodeChat(msgspec.Struct, frozen=True, tag=True):
+    arguments: tuple[Any, ...]  # of Tokenizer.encode_chat_now
+
+
+class EncodePrompt(msgspec.Struct, frozen=True, tag=True):
+    text: str
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    result: bytes
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    message: str
+    param: str | None
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_work = msgspec.msgpack.Decoder(Canonical | EncodeChat | EncodePrompt).decode
+_decode_answer = msgspec.msgpack.Decoder(Done | Refused).decode
+
+
+class HeavyLane:
+    """Starts its process with the first large call, and anew when it was lost."""
+
+    def __init__(self, model_path: Path) -> None:
+        self._model_path = model_path
+        self._caller = ThreadPoolExecutor(1, thread_name_prefix="heavy lane")
+        self._line: Connection | None = None
+        self._process: multiprocessing.process.BaseProcess | None = None
+        self._is_closed = False
+        self._lock = threading.Lock()
+
+    async def canonical(self, endpoint: str, body: bytes, max_chars: int) -> bytes:
+        """Raises InvalidRequest."""
+        return await self._call(Canonical(endpoint, body, max_chars))
+
+    async def encode_chat(self, *arguments: Any) -> tuple[int, ...]:
+        return _tokens(await self._call(EncodeChat(arguments)))
+
+    async def encode_prompt(self, text: str) -> tuple[int, ...]:
+        return _tokens(await self._call(EncodePrompt(text)))
+
+    def close(self) -> None:
+        """End the process, whatever it is doing. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+            if self._process is not None:
+                self._process.kill()
+        self._caller.shutdown(wait=False, cancel_futures=True)
+
+    async def _call(self, work: Canonical | EncodeChat | EncodePrompt) -> bytes:
+        loop = asyncio.get_running_loop()
+        answer = await loop.run_in_executor(self._caller, self._call_now, _encode(work))
+        if isinstance(answer, Refused):
+            raise InvalidRequest(answer.message, param=answer.param)
+        return answer.result
+
+    def _call_now(self, work: bytes) -> Done | Refused:
+        try:
+            line = self._open()
+            line.send_bytes(work)
+            return _decode_answer(line.recv_bytes())
+        except (EOFError, OSError) as error:
+            self._line = None
+            raise RouterError("the process that reads large requests was lost: try again") from error
+
+    def _open(self) -> Connection:
+        if self._line is not None:
+            return self._line
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_main, args=(str(self._model_path), theirs), daemon=True)
+        with self._lock:
+            if self._is_closed:
+                raise EOFError("closed")
+            process.start()
+            self._process = process
+        theirs.close()
+        self._line = ours
+        return ours
+
+
+def _tokens(data: bytes) -> tuple[int, ...]:
+    return tuple(array.array("I", data))
+
+
+def _main(model_path: str, line: Connection) -> None:
+    """Work until the gateway's end of the line is closed, as it is when the gateway dies."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches us too; the gateway ends us
+    from baton.router.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.load(model_path)
+    while True:
+        try:
+            work = line.recv_bytes()
+        except EOFError:
+            return
+        try:
+            line.send_bytes(_encode(Done(_do(_decode_work(work), tokenizer))))
+        except InvalidRequest as error:
+            line.send_bytes(_encode(Refused(error.message, error.param)))
+
+
+def _do(work: Canonical | EncodeChat | EncodePrompt, tokenizer: Tokenizer) -> bytes:
+    if isinstance(work, EncodeChat):
+        return array.array("I", tokenizer.encode_chat_now(*work.arguments)).tobytes()
+    if isinstance(work, EncodePrompt):
+        return array.array("I", tokenizer.encode_prompt_now(work.text)).tobytes()
+    from baton.router.bodies import BODIES  # which knows every endpoint, and they the tokenizer, and that this module
+
+    body = parse_body(BODIES[work.endpoint], work.body)
+    if (num_chars := _num_chars(body.model_dump(exclude_unset=True))) > work.max_chars:
+        raise InvalidRequest(
+            f"the request has {num_chars} characters of text; the context holds {work.max_chars} at the very most: "
+            f"shorten it"
+        )
+    return body.model_dump_json(exclude_unset=True).encode()
+
+
+def _num_chars(value: object) -> int:
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_num_chars, cast("dict[str, object]", value).values()))
+    return sum(map(_num_chars, cast("list[object]", value))) if isinstance(value, list) else 0
