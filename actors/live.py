@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from baton.actors.gateway_session import GatewaySession
 from baton.actors.generation import Generation
+from baton.actors.messages import Output
+from baton.actors.spans import Spans
 
 
 @dataclass(slots=True)
@@ -23,3 +25,14 @@ class Live:
             self.fetch.cancel()
         if self.deadline is not None:
             self.deadline.cancel()
+
+
+def record_spans(spans: Spans, generation: Generation, last: Output) -> None:
+    """Tell where a traced request's time went on this worker, once it has ended."""
+    request = generation.submit.request
+    if not request.trace:
+        return
+    span = spans.open("serve", request.trace, generation.started)
+    for lap in generation.laps:
+        spans.record(lap.name, span.context, lap.start_s, lap.end_s)
+    span.end(request_id=request.id, output_tokens=len(generation.sent), finish=last.finish or "")

@@ -24,7 +24,7 @@ from baton.actors.engine.errors import EngineError
 from baton.actors.engine.updates import BlockCounts, Update
 from baton.actors.gateway_session import GatewaySession, KVView
 from baton.actors.generation import Generation, Moved
-from baton.actors.live import Live
+from baton.actors.live import Live, record_spans
 from baton.actors.messages import (
     Cancel,
     Frame,
@@ -42,6 +42,7 @@ from baton.actors.metrics import WorkerMetrics
 from baton.actors.peer_session import PeerRefused
 from baton.actors.prefill_role import PrefillRole
 from baton.actors.profiling import profile_steps
+from baton.actors.spans import NoSpans, Spans
 from baton.actors.step_loop import StepLoop, StepReport
 from baton.transfer.factory import make_mover
 from baton.transfer.layout import LayoutMismatch
@@ -62,7 +63,8 @@ class Worker:
     """`start` first. `failed` ends with an exception when the worker cannot go on: its process should exit."""
 
     failed: asyncio.Future[None]
-    port = 0  # of the gRPC server; 0 = any free one. Set it before `start`
+    port = 0  # of the gRPC server; 0 = any free one. Set it before `start`, and `spans` too
+    spans: Spans = NoSpans()
 
     def __init__(
         self,
@@ -143,6 +145,7 @@ class Worker:
         target = HandoverTarget(beat_s=transfer.beat_s, stall_s=transfer.stall_s, hold_s=transfer.hold_s)
         self._mover = mover_loop
         self._prefill = PrefillRole(self._hello, self._steps, mover_loop, source, self._metrics)
+        self._prefill.spans = self.spans
         self._decode = DecodeRole(self._hello, self._steps, mover_loop, target, self)
 
     async def stop(self) -> None:
@@ -155,6 +158,7 @@ class Worker:
         await asyncio.to_thread(self._built.ranks.close)
         await self._mover.close()
         self._close_metrics()
+        await asyncio.to_thread(self.spans.close)
 
     async def drain(self, wait_s: float) -> None:
         """Refuse new requests; let those that run end for `wait_s`, then hand them back: others go on with them."""
@@ -305,6 +309,7 @@ class Worker:
             del self._live[output.request_id]
             live.end()
             self._metrics.on_phases(live.generation.times)
+            record_spans(self.spans, live.generation, output)
 
     # News from the hand-overs, the engine and the mover.
 

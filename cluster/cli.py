@@ -100,7 +100,7 @@ def doctor() -> None:
 @app.command()
 def version() -> None:
     """Print Baton's version."""
-    from baton.router.gateway import baton_version
+    from baton.router.routes import baton_version
 
     typer.echo(baton_version())
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Self, cast, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from baton.actors.config import WorkerConfig
+from baton.actors.config import LogConfig, TracingConfig, WorkerConfig
 from baton.actors.messages import Role
 from baton.cluster.errors import ConfigError
 from baton.router.config import RouterConfig
@@ -93,6 +93,8 @@ class WorkerSpec(BaseModel):
     num_cpus: float
     num_gpus: float
     config: WorkerConfig
+    logs: LogConfig = LogConfig()
+    tracing: TracingConfig = TracingConfig()
     generation: int = 0  # counts the restarts that an operator asked for
 
 
@@ -107,6 +109,8 @@ class ClusterConfig(BaseModel):
     ray: RayConfig = RayConfig()
     health: HealthConfig = HealthConfig()
     controller: ControllerConfig = ControllerConfig()
+    logs: LogConfig = LogConfig()
+    tracing: TracingConfig = TracingConfig()
 
     @model_validator(mode="before")
     @classmethod
@@ -164,6 +168,8 @@ class ClusterConfig(BaseModel):
             num_cpus=pool.num_cpus * pool.worker.tensor_parallel,
             num_gpus=pool.num_gpus * pool.worker.tensor_parallel,
             config=pool.worker,
+            logs=self.logs,
+            tracing=self.tracing,
         )
 
     def gateway_router(self, index: int) -> RouterConfig:

@@ -12,6 +12,7 @@ import ray
 from ray.experimental import internal_kv
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from baton.actors.logs import set_up_logs
 from baton.actors.messages import Role
 from baton.cluster.config import ClusterConfig
 from baton.cluster.controller import ClusterStatus, Controller
@@ -41,6 +42,7 @@ class ControllerActor:
     """Ray starts it again when it dies; the constructor then finds what the one before has stored."""
 
     def __init__(self, config: ClusterConfig, worker: WorkerBuilder, gateway: GatewayBuilder) -> None:
+        set_up_logs(config.logs, controller=config.name)
         launcher = RayLauncher(config, worker=worker, gateway=gateway, detached=True)
         self._controller = Controller(config, launcher, store=RayStore(config.name))
         # Ray runs the constructor in the actor's event loop. Nobody calls a restarted one: it must go on by itself.

@@ -23,6 +23,7 @@ from baton.router.gateway import WILDCARDS, LeavingSignals, listen
 
 if TYPE_CHECKING:
     from baton.cluster.controller import ClusterStatus
+    from baton.cluster.watched import ProcessStatus
 
 
 class ControllerServer:
@@ -66,10 +67,15 @@ def targets(status: ClusterStatus) -> list[dict[str, Any]]:
     """Name every /metrics there is, as Prometheus's http_sd_config reads it."""
     controller = {"targets": [status.controller], "labels": {"process": "controller", "kind": "controller"}}
     return [controller] + [
-        {"targets": [process.metrics_address], "labels": {"process": process.name, "kind": process.kind}}
+        {"targets": [process.metrics_address], "labels": _labels(process)}
         for process in status.processes
         if process.metrics_address is not None
     ]
+
+
+def _labels(process: ProcessStatus) -> dict[str, str]:
+    is_tls = process.kind == "gateway" and (process.address or "").startswith("https:")
+    return {"process": process.name, "kind": process.kind} | ({"__scheme__": "https"} if is_tls else {})
 
 
 def _json(content: object) -> Response:

@@ -6,7 +6,9 @@ import errno
 from collections.abc import Callable
 from typing import Protocol
 
+from baton.actors.logs import set_up_logs
 from baton.actors.messages import WorkerInfo
+from baton.actors.spans import make_spans
 from baton.cluster.config import ClusterConfig
 from baton.cluster.errors import StartError
 from baton.cluster.placement import host_of_this_node
@@ -35,11 +37,14 @@ def build_gateway(config: ClusterConfig, index: int) -> ServingGateway:
     router = config.gateway_router(index)
     if router.host in WILDCARDS and router.advertise_host is None:
         router = router.model_copy(update={"advertise_host": host_of_this_node()})
-    return Gateway(router, resolve_model(config.worker.model), config.worker.served_name)
+    gateway = Gateway(router, resolve_model(config.worker.model), config.worker.served_name)
+    gateway.spans = make_spans(config.tracing, f"gateway-{index}")
+    return gateway
 
 
 class GatewayActor:
     def __init__(self, config: ClusterConfig, index: int, build: GatewayBuilder) -> None:
+        set_up_logs(config.logs, gateway=str(index))
         self._config = config
         self._index = index
         self._build = build

@@ -63,7 +63,7 @@ class WatchedGateway(Tracked[str, GatewayProcess]):
             kind="gateway",
             state=self.state,
             address=address,
-            metrics_address=address.removeprefix("http://") if address else None,
+            metrics_address=address.partition("//")[2] if address else None,
             failure=self.failure,
             num_restarts=self.num_restarts,
         )

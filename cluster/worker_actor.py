@@ -12,7 +12,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from baton.actors.engine.updates import BlockCounts
+from baton.actors.logs import set_up_logs
 from baton.actors.messages import Role, WorkerInfo
+from baton.actors.spans import make_spans
 from baton.cluster.config import WorkerSpec
 from baton.cluster.placement import host_of_this_node
 from baton.cluster.processes import Life
@@ -54,13 +56,18 @@ WorkerBuilder = Callable[[WorkerSpec], ServingWorker]
 def build_worker(spec: WorkerSpec) -> ServingWorker:
     from baton.actors.worker import Worker
 
-    return Worker(worker_id=spec.worker_id, role=spec.role, config=spec.config, host=spec.host or host_of_this_node())
+    host = spec.host or host_of_this_node()
+    spans = make_spans(spec.tracing, spec.worker_id)
+    worker = Worker(worker_id=spec.worker_id, role=spec.role, config=spec.config, host=host)
+    worker.spans = spans
+    return worker
 
 
 class WorkerActor:
     """A restart is another actor, hence a worker with a new incarnation."""
 
     def __init__(self, spec: WorkerSpec, build: WorkerBuilder) -> None:
+        set_up_logs(spec.logs, worker=spec.worker_id)
         self._spec = spec
         self._build = build
         self._worker: ServingWorker | None = None

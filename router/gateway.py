@@ -15,6 +15,7 @@ from pathlib import Path
 import uvicorn
 
 from baton.actors.messages import WorkerInfo
+from baton.actors.spans import NoSpans, Spans
 from baton.router.admission import AdmissionLimits
 from baton.router.config import RouterConfig
 from baton.router.dispatch import Dispatcher
@@ -44,6 +45,7 @@ class Gateway:
         self._index = PrefixIndex(predicted_s=config.predicted_prefix_s)
         self.membership = Membership(self._index, Reconnect(config.reconnect_first_s, config.reconnect_max_s))
         self.metrics = Metrics()
+        self.spans: Spans = NoSpans()  # set it before `start`
         self._tokenizer: Tokenizer | None = None
         self._service: Service | None = None
         self._server: LeavingSignals | None = None
@@ -94,6 +96,7 @@ class Gateway:
         await self.membership.close()
         if self._tokenizer is not None:
             self._tokenizer.close()
+        await asyncio.to_thread(self.spans.close)
 
     def _make_service(self, tokenizer: Tokenizer) -> Service:
         config = self._config
@@ -104,7 +107,9 @@ class Gateway:
         )
         router = Router(self.membership, self._index, make_policy(config))
         dispatcher = Dispatcher(self.membership, router, limits, self.metrics, max_attempts=config.max_attempts)
-        return Service(config, self._model_name, tokenizer, Backend(self.membership, dispatcher, self.metrics))
+        dispatcher.spans = self.spans
+        backend = Backend(self.membership, dispatcher, self.metrics, self.spans)
+        return Service(config, self._model_name, tokenizer, backend)
 
 
 class LeavingSignals(uvicorn.Server):

@@ -60,6 +60,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float | None = None  # seconds left when sent: clocks are not compared
     prompt: PromptParams | None = None
 
+    trace: str = ""  # W3C traceparent of the gateway's span; "" = not traced
+
     @property
     def prompt_len(self) -> int:
         return len(self.tokens) - self.num_output
