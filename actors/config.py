@@ -25,7 +25,9 @@ class TracingConfig(BaseModel):
     otlp_endpoint: str | None = Field(
         default=None, pattern=r"^https?://[^\s]+[^/\s]$", description="of a collector, e.g. http://127.0.0.1:4318"
     )
-    sample: float = Field(default=1.0, ge=0, le=1, description="share of the traces that begin here; a caller's is obeyed")
+    sample: float = Field(
+        default=1.0, ge=0, le=1, description="share of the traces that begin here; a caller's is obeyed"
+    )
 
 
 class WorkerConfig(BaseModel):

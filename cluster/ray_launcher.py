@@ -13,7 +13,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any, Generic, TypeVar
 
 import ray
@@ -31,7 +31,7 @@ from baton.actors.messages import Role, WorkerInfo
 from baton.cluster.config import LOCAL, ClusterConfig, WorkerSpec
 from baton.cluster.errors import ProcessLostError, ResourcesShortError, StartError
 from baton.cluster.gateway_actor import GatewayActor, GatewayBuilder, build_gateway
-from baton.cluster.placement import Bundle, check_fits, describe_bundles, describe_nodes
+from baton.cluster.placement import Bundle, Node, Spread, check_fits, describe_bundles, describe_nodes
 from baton.cluster.processes import GatewayProcess, Life, WorkerProcess
 from baton.cluster.worker_actor import WorkerActor, WorkerBuilder, build_worker
 
@@ -121,6 +121,7 @@ class RayLauncher:
         self._lifetime = "detached" if detached else None
         self._started_ray = False
         self._groups: dict[str, PlacementGroup] = {}
+        self._spread = Spread()
         self._actors: dict[str, Any] = {}
 
     def connect(self) -> None:
@@ -129,23 +130,31 @@ class RayLauncher:
 
     async def place(self, specs: Sequence[WorkerSpec]) -> None:
         self.connect()
-        new = {spec.worker_id: Bundle(spec.num_cpus, spec.num_gpus) for spec in specs}
-        new = {name: bundle for name, bundle in new.items() if name not in self._groups}
-        check_fits(list(new.values()), _nodes())
+        new = [spec for spec in specs if spec.worker_id not in self._groups]
+        bundles = [Bundle(spec.num_cpus, spec.num_gpus) for spec in new]
+        check_fits(bundles, _nodes())
         try:
-            for name, bundle in new.items():
-                self._groups[name] = placement_group(
-                    [bundle.resources()], name=self._group_name(name), lifetime=self._lifetime
-                )
-            await self._until_reserved({name: self._groups[name] for name in new}, list(new.values()))
+            for spec, bundle in zip(new, bundles, strict=True):
+                self._groups[spec.worker_id] = self._reserve(spec, bundle)
+            await self._until_reserved([self._groups[spec.worker_id] for spec in new], bundles)
         except BaseException:
-            for name in new:
-                self.release(name)
+            for spec in new:
+                self.release(spec.worker_id)
             raise
 
-    async def _until_reserved(self, groups: Mapping[str, PlacementGroup], bundles: Sequence[Bundle]) -> None:
+    def _reserve(self, spec: WorkerSpec, bundle: Bundle) -> PlacementGroup:
+        nodes = [Node(node["NodeID"], node["Resources"]) for node in ray.nodes() if node["Alive"]]
+        return placement_group(
+            [bundle.resources()],
+            strategy="STRICT_PACK",  # of one bundle; Ray takes a wish for a node with no other strategy
+            name=self._group_name(spec.worker_id),
+            lifetime=self._lifetime,
+            _soft_target_node_id=self._spread.choose(spec.worker_id, spec.role, bundle, nodes),
+        )
+
+    async def _until_reserved(self, groups: Sequence[PlacementGroup], bundles: Sequence[Bundle]) -> None:
         deadline = time.monotonic() + self._config.ray.placement_timeout_s
-        pending = list(groups.values())
+        pending = list(groups)
         while pending := [group for group in pending if not await asyncio.to_thread(group.wait, RESERVE_SLICE_S)]:
             if time.monotonic() > deadline:
                 free = Bundle(*(ray.available_resources().get(name, 0.0) for name in ("CPU", "GPU")))
@@ -201,6 +210,7 @@ class RayLauncher:
         return f"{self._config.name}-{worker_id}"
 
     def release(self, worker_id: str) -> None:
+        self._spread.forget(worker_id)
         if (group := self._groups.pop(worker_id, None)) is not None:
             remove_placement_group(group)
 

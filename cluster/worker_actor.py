@@ -78,6 +78,7 @@ class WorkerActor:
         info = await worker.start()
         worker.failed.add_done_callback(self._end_process)
         self._worker = worker
+        logger.info("serves as %s at %s", info.role, info.peer.address)
         return info
 
     def _end_process(self, failed: asyncio.Future[None]) -> None:
