@@ -256,6 +256,27 @@ CACHE = (
 
 ROUTER = (
     Panel(
+        "Queue at the gateways",
+        "short",
+        "sequences that wait for their turn, and their prompt tokens",
+        (
+            Query("sum(baton_gateway_queued_requests)", "sequences"),
+            Query("sum(baton_gateway_queued_tokens)", "tokens"),
+        ),
+    ),
+    Panel(
+        "Wait in that queue",
+        "s",
+        "until a worker has room",
+        quantiles("baton_gateway_queue_wait_seconds", 0.5, 0.99),
+    ),
+    Panel(
+        "Migrations",
+        "short",
+        "sequences a second that went on with another worker: theirs was lost, or drained and handed them back",
+        (rates("baton_gateway_migrations_total", "reason"),),
+    ),
+    Panel(
         "Refusals",
         "short",
         "requests answered with an error a second, by reason",
@@ -296,6 +317,19 @@ TENANTS = (
         "short",
         "tokens a second of sequences that met their targets",
         (rates("baton_gateway_goodput_tokens_total", "slo"),),
+    ),
+    Panel(
+        "Tokens by key",
+        "short",
+        "prompt tokens taken in and tokens sent, a second, by API key",
+        (Query(f"sum by (key, kind) (rate(baton_gateway_key_tokens_total[{R}]))", "{{key}}: {{kind}}"),),
+    ),
+    Panel(
+        "Sequences by key",
+        "short",
+        "a second, by API key and outcome",
+        (Query(f"sum by (key, outcome) (rate(baton_gateway_key_sequences_total[{R}]))", "{{key}}: {{outcome}}"),),
+        stacked=True,
     ),
     Panel(
         "Error budget",

@@ -1,8 +1,8 @@
 """Kills every kind of process under steady load, on a Ray cluster of a head and two nodes, and says what it cost.
 
-Run by hand: `python -m tests.acceptance.kill_matrix [--write]`. Workers have a fake device (tests/cluster/fake_cluster.py);
-all else is real. `--write` renews tests/acceptance/KILLS.md. Ends with 1 where a request was lost that need not be, a
-text was wrong, or a process or shared memory is left.
+Run by hand: `python -m tests.acceptance.kill_matrix [--write]`. Workers have a fake device; all else is real. `--write`
+renews tests/acceptance/KILLS.md. Ends with 1 where a request was lost that need not be, a text was wrong, or a process
+or shared memory is left.
 """
 
 from __future__ import annotations
@@ -179,11 +179,11 @@ def table(rows: list[Row], left: list[str]) -> str:
     head = [
         "# Deaths and changes under load",
         "",
-        "`python -m tests.acceptance.kill_matrix --write`: two gateways, two prefill and two decode workers with a fake",
-        "device (20 ms a step) on a Ray head and three nodes, all on one machine of two cores; six clients stream 50",
-        "tokens each and ask the other gateway where one cannot be reached. Lost: ended by an error after the first",
-        "token. Refused: no gateway took it. Wrong: a text other than the undisturbed one. Recovered: everything serves",
-        "again as was asked for. A killed gateway has no spare for the streams that go through it.",
+        "`python -m tests.acceptance.kill_matrix --write`: two gateways, two prefill and two decode workers with a",
+        "fake device (20 ms a step) on a Ray head and three nodes, all on one machine of two cores; six clients stream",
+        "50 tokens each and ask the other gateway where one cannot be reached. Lost: ended by an error after the first",
+        "token. Refused: no gateway took it. Wrong: a text other than the undisturbed one. Recovered: everything",
+        "serves again as was asked for. A killed gateway has no spare for the streams that go through it.",
         "",
         "| victim | how | right | lost | refused | wrong | longest pause, s | recovered after, s |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",

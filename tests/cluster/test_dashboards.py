@@ -42,8 +42,10 @@ def exported() -> dict[str, set[str]]:
     worker = WorkerMetrics("w")
     worker.on_report(StepReport((), KVEvents(), BlockCounts(total=1, free=1, cached=0, held=0), 0, 0, 0, 0.0))
     worker.watch(worker.state.work, Ceilings(1.0, 1.0), lambda: worker_info("w"), lambda: {"decode": 0})
+    gateway = Metrics()
+    gateway.watch_queue(lambda: 0, lambda: 0)
     series: dict[str, set[str]] = {"up": {"job", "process", "kind"}}
-    for registry in (worker.registry, Metrics().registry, ControllerMetrics().registry):
+    for registry in (worker.registry, gateway.registry, ControllerMetrics().registry):
         series |= {name: labels | {"process", "kind"} for name, labels in series_of(registry).items()}
     return series | {rule["record"]: {"slo"} for rule in rules("record")}
 
