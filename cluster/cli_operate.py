@@ -27,7 +27,7 @@ messages = Console(stderr=True, highlight=False)
 
 
 def register(app: typer.Typer) -> None:
-    for command in (up, down, status, scale, drain, restart, switch, logs, profile):
+    for command in (up, down, status, scale, drain, restart, switch, logs, profile, top):
         app.command()(command)
 
 
@@ -152,6 +152,13 @@ def profile(
     path = output or Path(f"{worker}.trace.json.gz")
     path.write_bytes(trace)
     messages.print(f"{path} ({len(trace) / 1e6:.1f} MB)")
+
+
+def top(url: Annotated[str, typer.Option(help="Where a gateway listens.")] = "http://127.0.0.1:8000") -> None:
+    """Show goodput, latencies and every worker's load, live."""
+    from baton.cluster.top import run_top
+
+    asyncio.run(run_top(url))
 
 
 def _change(

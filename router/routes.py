@@ -21,6 +21,7 @@ from baton.router.health import Health
 from baton.router.http_io import error_response, json_response, reply_headers
 from baton.router.openapi import describe
 from baton.router.service import Service
+from baton.router.status import status_routes
 from baton.router.tokenize import DetokenizeRequest, TokenizeRequest, detokenize, tokenize
 
 PLAYGROUND = Path(__file__).with_name("playground.html")
@@ -39,6 +40,7 @@ def make_app(service: Service, health: Health) -> FastAPI:
     _add_model_routes(app, service)
     _add_token_routes(app, service)
     _add_operator_routes(app, service, health)
+    app.router.routes.extend(status_routes(service))
     _add_errors(app)
     describe(app)
     if service.config.cors_origins:
