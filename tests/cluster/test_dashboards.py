@@ -78,6 +78,12 @@ def test_an_expression_is_about_series_that_are_exported(expression: str) -> Non
     assert names and names <= exported().keys()
 
 
+def test_the_operators_guide_explains_every_series() -> None:
+    guide = (ROOT / "deploy" / "README.md").read_text()
+    families = {re.sub(r"_(bucket|sum|count)$", "", name) for name in exported() if name.startswith("baton_")}
+    assert {name for name in families if f"`{name}`" not in guide} == set()
+
+
 def test_every_alert_tells_what_to_do() -> None:
     for rule in rules("alert"):
         assert rule["annotations"]["summary"] and len(rule["annotations"]["runbook"]) > 40
