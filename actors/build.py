@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Thread
 
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -31,6 +33,9 @@ from baton.kernels.attention import AttentionBackend, AttentionShape, GraphSize
 from baton.kernels.attention_split import SplitAttention
 from baton.kernels.attention_torch import TorchAttention
 from baton.kernels.collective import Collective
+from baton.transfer.factory import MoverPlace, make_rank_mover
+from baton.transfer.mover import KVMover
+from baton.transfer.ranked_mover import Join, RankServer
 from baton.transfer.wire import KVLayout
 
 log = logging.getLogger(__name__)
@@ -85,11 +90,29 @@ def follow_engine(config: WorkerConfig, seat: Seat) -> None:
     try:
         placement = _placement(config, collective)
         model = _load(config, _open(config), placement)
-        follow(_share(config, model, placement, seat.agree).runner, seat.line.recv_bytes)
+        share = _share(config, model, placement, seat.agree)
+        Thread(target=_serve_mover, args=(config, seat, share.kv), name="kv-mover", daemon=True).start()
+        follow(share.runner, seat.line.recv_bytes)
     except EOFError:
         pass  # rank 0 has closed the line
     finally:
         collective.abort()  # else NCCL may wait, at this process's exit, for ranks that are gone
+
+
+def _serve_mover(config: WorkerConfig, seat: Seat, kv: torch.Tensor) -> None:
+    """Move this rank's KV as rank 0 says. What ends this ends the rank, and so the worker."""
+
+    def make(join: Join) -> KVMover:
+        place = MoverPlace(join.host)
+        return make_rank_mover(config.transfer, kv, join.worker, place, rank=seat.rank, world=seat.world)
+
+    try:
+        RankServer(seat.mover_line, make).run()
+    except (EOFError, OSError):
+        pass  # rank 0 has closed the line
+    except BaseException:
+        log.exception("the mover of rank %d failed", seat.rank)
+        os._exit(1)
 
 
 def join_engine(
@@ -190,7 +213,7 @@ def kv_layout(config: WorkerConfig, version: str, model: ModelConfig, spec: KVSp
         dtype=str(spec.dtype),
         block_size=spec.block_size,
         num_layers=spec.num_layers,
-        num_kv_heads=spec.num_kv_heads,
+        num_kv_heads=spec.num_kv_heads * config.tensor_parallel,
         head_dim=spec.head_dim,
         attention_scale=model.attention_scale,
         rope="; ".join(sorted({str(layer.rope) for layer in model.layers})),

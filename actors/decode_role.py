@@ -37,6 +37,7 @@ from baton.transfer.actions import (
 from baton.transfer.layout import LayoutMismatch, check_layout
 from baton.transfer.mover import Arrival, Incarnation, TransferError
 from baton.transfer.mover_loop import MoverLoop
+from baton.transfer.route import SLICES
 from baton.transfer.target import HandoverTarget
 from baton.transfer.wire import Attempt, Hello, Message
 
@@ -61,6 +62,9 @@ class DecodeListener(Protocol):
 class _Import:
     attempt: Attempt
     num_blocks: int  # that the peer sends
+    parts: int  # that the heads come in: how many times our ranks the peer has
+    blocks: tuple[int, ...] = ()  # where it puts them
+    is_restoring: bool = False  # all are there, and the mover makes them what they are to be
     tokens: tuple[int, ...] = ()  # what the peer sampled
 
 
@@ -68,6 +72,7 @@ class _Import:
 class _Connection:
     link: PeerLink
     incarnation: Incarnation
+    parts: int  # see _Import
     reader: asyncio.Task[None]
 
 
@@ -110,13 +115,17 @@ class DecodeRole:
             request=msgspec.Raw(rpc.encode(request)),
             now=time.monotonic(),
         )
-        self._imports[request.id] = _Import(attempt, opened.num_blocks - opened.skip_blocks)
+        self._imports[request.id] = _Import(attempt, opened.num_blocks - opened.skip_blocks, connection.parts)
         self._run(actions)
         return True
 
     def cancel(self, request_id: str) -> None:
         """End the request's hand-over; fine when there is none."""
-        if (current := self._imports.get(request_id)) is not None:
+        if (current := self._imports.get(request_id)) is None:
+            return
+        if current.is_restoring:
+            self._quarantine(current.attempt)  # from our own mover
+        else:
             self._run(self._target.abort(current.attempt, time.monotonic()))
 
     def peer_dead(self, incarnation: Incarnation) -> None:
@@ -171,14 +180,15 @@ class DecodeRole:
         link = PeerLink(peer, self._hello)
         try:
             hello = await link.open(HELLO_TIMEOUT_S)
-            check_layout(self._hello.layout, hello.layout, repacked=True)
+            check_layout(self._hello.layout, hello.layout)
             incarnation = Incarnation(hello.incarnation)
             await self._mover.connect(incarnation, hello.memory)
         except BaseException:  # a cancelled attempt must not leave its stream behind either
             await link.close()
             raise
         reader = asyncio.create_task(self._read(link, incarnation))
-        connection = self._connections[peer.address] = _Connection(link, incarnation, reader)
+        parts = max(1, hello.layout.tensor_parallel // self._hello.layout.tensor_parallel)
+        connection = self._connections[peer.address] = _Connection(link, incarnation, parts, reader)
         reader.add_done_callback(lambda done: self._on_stream_end(link, incarnation, done))
         self._run(self._target.on_peer_connected(peer.address, incarnation, time.monotonic()))
         return connection
@@ -253,6 +263,8 @@ class DecodeRole:
         if blocks is None:
             self._run(self._target.no_room(attempt))
         else:
+            if (current := self._imports.get(attempt.handover)) is not None and current.attempt == attempt:
+                current.blocks = blocks
             self._run(self._target.placed(attempt, blocks, time.monotonic()))
 
     def _deliver(self, attempt: Attempt, result: PrefillResult) -> None:
@@ -261,9 +273,27 @@ class DecodeRole:
         self._listener.on_prefilled(attempt.handover, result)
 
     def _land(self, attempt: Attempt) -> None:
+        current = self._imports[attempt.handover]
+        if current.parts == 1 and not self._hello.memory.compressed:
+            self._adopt(attempt)
+        else:
+            current.is_restoring = True
+            self._start(self._restore(current))
+
+    async def _restore(self, current: _Import) -> None:
+        await self._mover.restore(current.blocks, current.parts)
+        if self._imports.get(current.attempt.handover) is current:
+            self._adopt(current.attempt)
+        else:  # cancelled meanwhile
+            self._steps.post(lambda engine: self._release_quarantine(engine, current.attempt))
+
+    def _adopt(self, attempt: Attempt) -> None:
         current = self._imports.pop(attempt.handover)
         memory = self._hello.memory
-        moved = Moved(current.num_blocks, current.num_blocks * memory.block_bytes, memory.mover)
+        num_bytes = current.num_blocks * memory.total_block_bytes
+        if memory.compressed:
+            num_bytes = num_bytes * memory.compressed // SLICES
+        moved = Moved(current.num_blocks, num_bytes, memory.mover)
         self._steps.post(lambda engine: engine.adopt_import(attempt.handover, current.tokens))
         self._listener.on_landed(attempt.handover, moved)
 

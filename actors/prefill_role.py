@@ -25,7 +25,8 @@ from baton.transfer.actions import CancelPrefill, Prefill, Release, Send, Source
 from baton.transfer.layout import check_layout
 from baton.transfer.mover import Completion, Incarnation
 from baton.transfer.mover_loop import MoverLoop
-from baton.transfer.reblock import source_blocks
+from baton.transfer.route import source_blocks
+from baton.transfer.slow_link import SlowLinks
 from baton.transfer.source import HandoverSource
 from baton.transfer.wire import Attempt, Hello, Message
 
@@ -58,6 +59,7 @@ class PrefillRole:
         self._mover = mover
         self._source = source
         self._metrics = metrics
+        self._links = SlowLinks(is_gpu=hello.memory.memory == "VRAM")
         self._sessions: dict[Incarnation, PeerSession] = {}
         self._block_sizes: dict[Incarnation, int] = {}  # of every life so far, one number each
         self._lives: dict[str, Incarnation] = {}  # the last one of each decode worker
@@ -74,7 +76,7 @@ class PrefillRole:
         hello = await anext(messages)
         if not isinstance(hello, Hello):
             raise ValueError(f"a hand-over stream begins with Hello, not {type(hello).__name__}")
-        check_layout(self._hello.layout, hello.layout, repacked=True)
+        check_layout(self._hello.layout, hello.layout)
         peer = Incarnation(hello.incarnation)
         self._run(self._source.on_peer_connected(peer))
         previous = self._lives.get(hello.worker_id, peer)
@@ -120,6 +122,8 @@ class PrefillRole:
     def on_completion(self, completion: Completion) -> None:
         if completion.error is None:
             self._metrics.on_write(completion.num_bytes, completion.seconds)
+            if (slow := self._links.note(completion)) is not None:
+                log.warning(slow)
         else:
             log.warning("write to %s failed: %s", completion.peer, completion.error)
             self._hang_up(completion.peer)

@@ -14,7 +14,7 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,6 +33,7 @@ from baton.kernels.collective import Collective, NoCollective, TorchCollective, 
 
 MEET_S = 300.0  # for the others to come, and for one collective: compiling kernels may hold a rank up
 STOP_S = 10.0  # for a rank to end by itself when its line has ended
+ABORT_S = 1.0  # for the collective's end; CUDA graphs that use it may outlive it
 _PR_SET_PDEATHSIG = 1
 
 
@@ -41,6 +42,11 @@ class Ranks(Protocol):
 
     @property
     def collective(self) -> Collective: ...
+
+    @property
+    def mover_lines(self) -> Sequence[Connection]:
+        """Return a line to the mover of each rank: see `baton.transfer.ranked_mover`."""
+        ...
 
     def agree(self, num_blocks: int) -> int:
         """Return how many KV blocks every rank has room for. Each rank asks once, before it makes its cache."""
@@ -63,6 +69,7 @@ class NoRanks:
     """A worker whose model is whole."""
 
     collective: Collective = NoCollective()
+    mover_lines: Sequence[Connection] = ()
 
     def agree(self, num_blocks: int) -> int:
         return num_blocks
@@ -85,6 +92,7 @@ class Seat:
     world: int
     rendezvous: Path
     line: Connection
+    mover_line: Connection
 
     def take(self, device: torch.device) -> TorchCollective:
         """Tie this process's life to rank 0's, then meet the other ranks."""
@@ -116,9 +124,10 @@ class RankProcesses:
         self._folder = Path(tempfile.mkdtemp(prefix="baton-ranks-"))
         rendezvous = self._folder / "rendezvous"
         context = multiprocessing.get_context("spawn")
-        pairs = [context.Pipe() for _ in range(1, world)]
-        seats = [Seat(rank, world, rendezvous, theirs) for rank, (_, theirs) in enumerate(pairs, 1)]
-        self._lines = [ours for ours, _ in pairs]
+        pairs = [(context.Pipe(), context.Pipe()) for _ in range(1, world)]
+        seats = [Seat(rank, world, rendezvous, a[1], b[1]) for rank, (a, b) in enumerate(pairs, 1)]
+        self._lines = [ours for (ours, _), _ in pairs]
+        self.mover_lines = [ours for _, (ours, _) in pairs]
         self._processes = [
             context.Process(target=main, args=(config, seat), name=f"rank-{seat.rank}", daemon=True) for seat in seats
         ]
@@ -168,7 +177,7 @@ class RankProcesses:
 
     def close(self) -> None:
         self._is_closing.set()
-        for line in self._lines:
+        for line in (*self._lines, *self.mover_lines):
             line.close()
         self._watcher.join(STOP_S)
         self._kill()
@@ -190,7 +199,8 @@ class RankProcesses:
         try:
             for process, seat in zip(self._processes, seats, strict=True):
                 process.start()
-                seat.line.close()  # ours of its two copies, so that its end ends the line
+                for line in (seat.line, seat.mover_line):
+                    line.close()  # ours of its two copies, so that its end ends the line
         except BaseException as error:
             self._started.set_exception(error)
             return
@@ -214,8 +224,11 @@ class RankProcesses:
                 process.kill()
 
     def _abort(self) -> None:
+        """End what waits on the device. NCCL's call itself returns only when no graph that captured it is left."""
         if self._collective is not None:
-            self._collective.abort()
+            thread = threading.Thread(target=self._collective.abort, name="baton-abort", daemon=True)
+            thread.start()
+            thread.join(ABORT_S)
 
 
 def start_ranks(config: WorkerConfig, device: torch.device, main: FollowerMain) -> Ranks:

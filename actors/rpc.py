@@ -22,7 +22,9 @@ CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.keepalive_time_ms", 2000),
-    ("grpc.keepalive_timeout_ms", 2000),
+    # A process that dies is heard of at once: this is for hosts that vanish. A busy one must not be taken for such.
+    ("grpc.keepalive_timeout_ms", 6000),
+    ("grpc.http2.max_ping_strikes", 0),  # pings that a busy machine held up come in a bunch: no reason to hang up
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),

@@ -44,12 +44,11 @@ from baton.actors.prefill_role import PrefillRole
 from baton.actors.profiling import profile_steps
 from baton.actors.spans import NoSpans, Spans
 from baton.actors.step_loop import StepLoop, StepReport
-from baton.transfer.factory import make_mover
+from baton.transfer.factory import MoverPlace, make_mover
 from baton.transfer.layout import LayoutMismatch
 from baton.transfer.local_mover import LocalFabric
 from baton.transfer.mover import Arrival, Completion, Incarnation, TransferError
 from baton.transfer.mover_loop import MoverLoop
-from baton.transfer.reblock import ReblockingMover
 from baton.transfer.source import HandoverSource
 from baton.transfer.target import HandoverTarget
 from baton.transfer.wire import Hello, Message, decode_message
@@ -76,11 +75,6 @@ class Worker:
         build: Callable[[WorkerConfig], BuiltEngine] = build_engine,
         fabric: LocalFabric | None = None,
     ) -> None:
-        if role != "both" and config.tensor_parallel > 1:
-            raise ValueError(
-                f"worker {worker_id}: role {role} hands blocks over, which tensor_parallel = {config.tensor_parallel} "
-                f"cannot; set tensor_parallel to 1, or give the role both"
-            )
         self.worker_id = worker_id
         self.role: Role = role
         self.incarnation = Incarnation(uuid.uuid4().hex)
@@ -109,8 +103,8 @@ class Worker:
 
     async def _open(self, loop: asyncio.AbstractEventLoop) -> WorkerInfo:
         transfer, kv = self._config.transfer, self._built.kv
-        plain = make_mover(transfer.mover, kv, self.incarnation, fabric=self._fabric)
-        mover = ReblockingMover(plain, kv, transfer.max_write_blocks)
+        place = MoverPlace(self._host, self._fabric)
+        mover = make_mover(transfer, kv, self.incarnation, place, self._built.ranks.mover_lines)
         self._hello = Hello(
             incarnation=self.incarnation,
             worker_id=self.worker_id,
@@ -155,8 +149,8 @@ class Worker:
         await self._decode.close()
         await self._server.stop(grace=0)
         self._steps.stop()
-        await asyncio.to_thread(self._built.ranks.close)
         await self._mover.close()
+        await asyncio.to_thread(self._built.ranks.close)
         self._close_metrics()
         await asyncio.to_thread(self.spans.close)
 

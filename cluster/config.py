@@ -132,12 +132,6 @@ class ClusterConfig(BaseModel):
             raise ValueError("pools: decode alone has nobody to prefill for it; add prefill, or name the pool both")
         if "prefill" in roles and "decode" not in roles:
             raise ValueError("pools: prefill has nobody to hand over to; add decode, or leave prefill out")
-        split = {role: pool.worker.tensor_parallel for role, pool in self.pools.items()}
-        if roles != {"both"} and max(split.values()) > 1:
-            raise ValueError(
-                f"pools: workers with tensor_parallel above 1 cannot hand blocks over; leave them the pool both alone, "
-                f"or set worker.tensor_parallel to 1; it is {split}"
-            )
         for name, values in {
             "model": {role: pool.worker.model for role, pool in self.pools.items()},
             "served_name": {role: pool.worker.served_name for role, pool in self.pools.items()},
@@ -145,11 +139,12 @@ class ClusterConfig(BaseModel):
         }.items():
             if len(set(values.values())) > 1:
                 raise ValueError(f"pools: worker.{name} must be equal to hand blocks over; it is {values}")
-        sizes = {role: pool.worker.engine.block_size for role, pool in self.pools.items()}
-        if max(sizes.values()) % min(sizes.values()):
-            raise ValueError(
-                f"pools: one worker.engine.block_size must divide the other to recut blocks; it is {sizes}"
-            )
+        for name, sizes in {
+            "engine.block_size": {role: pool.worker.engine.block_size for role, pool in self.pools.items()},
+            "tensor_parallel": {role: pool.worker.tensor_parallel for role, pool in self.pools.items()},
+        }.items():
+            if max(sizes.values()) % min(sizes.values()):
+                raise ValueError(f"pools: one worker.{name} must divide the other to recut blocks; it is {sizes}")
         return self
 
     def worker_specs(self) -> tuple[WorkerSpec, ...]:

@@ -6,6 +6,7 @@ import errno
 from collections.abc import Callable
 from typing import Protocol
 
+from baton.actors.collector import spare_startup
 from baton.actors.logs import set_up_logs
 from baton.actors.messages import WorkerInfo
 from baton.actors.spans import make_spans
@@ -62,6 +63,7 @@ class GatewayActor:
             fix = f"port {router.port} of {router.host} is in use; set router.port to a free one, or to 0 for any"
             raise StartError("gateway", fix) from error
         self._gateway = gateway
+        spare_startup()
         return address
 
     async def probe(self) -> Life[str]:

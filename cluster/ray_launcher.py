@@ -143,7 +143,8 @@ class RayLauncher:
             raise
 
     def _reserve(self, spec: WorkerSpec, bundle: Bundle) -> PlacementGroup:
-        nodes = [Node(node["NodeID"], node["Resources"]) for node in ray.nodes() if node["Alive"]]
+        alive: list[dict[str, Any]] = [node for node in ray.nodes() if node["Alive"]]
+        nodes = [Node(node["NodeID"], node["Resources"]) for node in alive]
         return placement_group(
             [bundle.resources()],
             strategy="STRICT_PACK",  # of one bundle; Ray takes a wish for a node with no other strategy

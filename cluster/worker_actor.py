@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable
 from typing import Protocol
 
+from baton.actors.collector import spare_startup
 from baton.actors.engine.updates import BlockCounts
 from baton.actors.logs import set_up_logs
 from baton.actors.messages import Role, WorkerInfo
@@ -78,6 +79,7 @@ class WorkerActor:
         info = await worker.start()
         worker.failed.add_done_callback(self._end_process)
         self._worker = worker
+        spare_startup()
         logger.info("serves as %s at %s", info.role, info.peer.address)
         return info
 

@@ -29,10 +29,13 @@ class GatheredPrefill:
         self._wrapper = BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD", backend="fa3")
         self._places = torch.empty(0, dtype=torch.int64, device=self._device)
         self._rows: TokenRows | None = None
+        # FlashInfer copies a plan to the device from pinned memory that its next plan overwrites.
+        self._copied = torch.cuda.Event()
 
     def plan(self, layout: StepLayout) -> None:
         shape = self._shape
         window = -1 if shape.sliding_window is None else shape.sliding_window - 1
+        self._copied.synchronize()
         self._wrapper.plan(
             qo_indptr=_offsets(layout.query_lens),
             kv_indptr=_offsets(layout.kv_lens),
@@ -45,6 +48,7 @@ class GatheredPrefill:
             kv_data_type=self._dtype,
             sm_scale=shape.scale,
         )
+        self._copied.record()
         host = torch.from_numpy(token_places(layout, shape.block_size)).pin_memory()
         self._places = host.to(self._device, non_blocking=True)
         self._rows = None

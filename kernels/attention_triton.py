@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from baton.kernels.attention import AttentionShape, GraphSize, StepLayout
 from baton.kernels.block_index import block_index, pad_decodes
+from baton.kernels.triton_pdl import pdl, start_next, wait_for_previous
 from baton.kernels.triton_range import tensor_range
 
 _KEY_TILE = 64
@@ -120,6 +121,7 @@ class TritonAttention:
             KEYS=_KEY_TILE,
             DIMS=triton.next_power_of_2(shape.head_dim),
             num_warps=4 if rows * shape.head_dim <= 64 * 128 else 8,
+            **pdl(),
         )  # fmt: skip
         if num_splits > 1:
             _merge[(tiles.shape[0], shape.num_heads)](
@@ -129,6 +131,7 @@ class TritonAttention:
                 HEAD_DIM=shape.head_dim,
                 SPLITS=num_splits,
                 DIMS=triton.next_power_of_2(shape.head_dim),
+                **pdl(),
             )
 
     def _splits(self, layout: StepLayout) -> int:
@@ -185,7 +188,9 @@ def _attend_tile(
     ROWS: tl.constexpr,  # QUERIES * GROUP, padded
     KEYS: tl.constexpr,  # keys per turn of the loop
     DIMS: tl.constexpr,  # HEAD_DIM, padded
+    PDL: tl.constexpr,
 ):
+    start_next(PDL)
     tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row, first = tl.load(tiles + 2 * tile), tl.load(tiles + 2 * tile + 1)
     start = tl.load(cu_queries + row)
@@ -202,6 +207,7 @@ def _attend_tile(
     inside = is_query[:, None] & (dim < HEAD_DIM)[None, :]
     token = (start + index).to(tl.int64)
     source = query + token[:, None] * query_token_stride + head[:, None] * query_head_stride + dim[None, :]
+    wait_for_previous(PDL)
     q = tl.load(source, inside, other=0.0)
 
     # The keys that this tile sees, begin..end, and of them this split's share.
@@ -256,7 +262,10 @@ def _merge(
     HEAD_DIM: tl.constexpr,
     SPLITS: tl.constexpr,
     DIMS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    start_next(PDL)
+    wait_for_previous(PDL)
     place = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     split, dim = tl.arange(0, SPLITS), tl.arange(0, DIMS)
     log_sum = tl.load(log_sums + place * SPLITS + split)

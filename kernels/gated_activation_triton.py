@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from baton.kernels.gated_activation import ActivationKind
+from baton.kernels.triton_pdl import pdl, start_next, wait_for_previous
 
 _BLOCK = 1024
 
@@ -18,7 +19,7 @@ def gated_activation_triton(x: torch.Tensor, kind: ActivationKind) -> torch.Tens
     out = torch.empty(num_tokens, width, dtype=x.dtype, device=x.device)
     if num_tokens:
         grid = (num_tokens, triton.cdiv(width, _BLOCK))
-        _activate[grid](x, out, x.stride(0), width, GELU=kind == "gelu_tanh", BLOCK=_BLOCK)
+        _activate[grid](x, out, x.stride(0), width, GELU=kind == "gelu_tanh", BLOCK=_BLOCK, **pdl())
     return out
 
 
@@ -30,10 +31,13 @@ def _activate(
     width,
     GELU: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    start_next(PDL)
     row = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = cols < width
+    wait_for_previous(PDL)
     gate = tl.load(x + row * x_stride + cols, inside, other=0.0).to(tl.float32)
     up = tl.load(x + row * x_stride + width + cols, inside, other=0.0).to(tl.float32)
     # Both activations are gate * sigmoid(z): gelu's (1 + tanh(u)) / 2 is sigmoid(2 u).

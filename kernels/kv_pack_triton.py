@@ -10,19 +10,18 @@ import triton.language as tl
 _TILE = 2048
 
 
-def move_blocks_triton(cache: torch.Tensor, blocks: torch.Tensor, staging: torch.Tensor, to_staging: bool) -> None:
+def pack_triton(cache: torch.Tensor, blocks: torch.Tensor, staging: torch.Tensor) -> None:
     num_layers, block_size, num_kv_heads, head_dim = cache.shape[1], *cache.shape[3:]
     plane_size = block_size * num_kv_heads * head_dim
     assert cache[0].is_contiguous() and staging.is_contiguous()
     if blocks.numel() == 0:
         return
-    _move[(blocks.numel(), num_layers * 2, triton.cdiv(plane_size, _TILE))](
+    _pack[(blocks.numel(), num_layers * 2, triton.cdiv(plane_size, _TILE))](
         cache,
         blocks,
         staging,
         cache.stride(0),
         staging.shape[1],
-        TO_STAGING=to_staging,
         BLOCK_SIZE=block_size,
         STAGED_BLOCK_SIZE=staging.shape[4],
         HEADS=num_kv_heads,
@@ -33,13 +32,12 @@ def move_blocks_triton(cache: torch.Tensor, blocks: torch.Tensor, staging: torch
 
 
 @triton.jit
-def _move(
+def _pack(
     cache,  # [num_blocks, num_layers, 2, BLOCK_SIZE, HEADS, HEAD_DIM]
     blocks,  # [n] int64
     staging,  # [PARTS, staged_blocks, num_layers, 2, STAGED_BLOCK_SIZE, HEADS / PARTS, HEAD_DIM], contiguous
     cache_block_stride,
     staged_blocks,
-    TO_STAGING: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     STAGED_BLOCK_SIZE: tl.constexpr,
     HEADS: tl.constexpr,
@@ -61,7 +59,4 @@ def _move(
     staged = staging + (staged * part_heads + head % part_heads) * HEAD_DIM + element % HEAD_DIM
 
     inside = (element < BLOCK_SIZE * HEADS * HEAD_DIM) & (token < staged_blocks * STAGED_BLOCK_SIZE)
-    if TO_STAGING:
-        tl.store(staged, tl.load(cached, inside), inside)
-    else:
-        tl.store(cached, tl.load(staged, inside), inside)
+    tl.store(staged, tl.load(cached, inside), inside)

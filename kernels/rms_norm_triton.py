@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from baton.kernels.rms_norm import NormResult
+from baton.kernels.triton_pdl import pdl, start_next, wait_for_previous
 
 
 def rms_norm_triton(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -44,6 +45,7 @@ def _launch(
         HAS_RESIDUAL=residual is not None,
         BLOCK=block,
         num_warps=min(16, max(1, block // 512)),
+        **pdl(),
     )
 
 
@@ -61,10 +63,13 @@ def _norm_rows(
     eps,
     HAS_RESIDUAL: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    start_next(PDL)
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     inside = cols < hidden
+    wait_for_previous(PDL)
     value = tl.load(x + row * x_stride + cols, inside, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         value += tl.load(residual + row * residual_stride + cols, inside, other=0.0).to(tl.float32)

@@ -9,6 +9,7 @@ import triton.language as tl
 
 from baton.kernels.attention import AttentionShape
 from baton.kernels.rope_store import QKNorm, TokenPlaces
+from baton.kernels.triton_pdl import pdl, start_next, wait_for_previous
 
 _HEAD_TILE = 8
 
@@ -50,6 +51,7 @@ def rope_and_store_triton(
         HAS_NORM=norm is not None,
         HEAD_TILE=_HEAD_TILE,
         HALF_BLOCK=triton.next_power_of_2(half),
+        **pdl(),
     )
     return query
 
@@ -77,7 +79,9 @@ def _rope_heads(
     HAS_NORM: tl.constexpr,
     HEAD_TILE: tl.constexpr,
     HALF_BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    start_next(PDL)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEAD_TILE + tl.arange(0, HEAD_TILE)[:, None]  # [HEAD_TILE, 1]
     dim = tl.arange(0, HALF_BLOCK)[None, :]  # [1, HALF_BLOCK]
@@ -86,6 +90,7 @@ def _rope_heads(
     is_value = head >= NUM_HEADS + NUM_KV_HEADS
 
     source = qkv + token * qkv_stride + head * (2 * HALF) + dim
+    wait_for_previous(PDL)
     low = tl.load(source, inside, other=0.0).to(tl.float32)
     high = tl.load(source + HALF, inside, other=0.0).to(tl.float32)
 

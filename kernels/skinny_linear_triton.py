@@ -24,6 +24,8 @@ import torch
 import triton
 import triton.language as tl
 
+from baton.kernels.triton_pdl import pdl, start_next, wait_for_previous
+
 MIN_DOT_ROWS = 16  # the tensor cores' smallest tile
 
 
@@ -67,7 +69,7 @@ def run_skinny(tile: Tile, x: torch.Tensor, weight: torch.Tensor, features: int,
     y = x.new_empty(rows, features)
     common = (x, weight, y, around.norm, around.residual, features, around.eps)
     shape = {"width": width, "FEATURES": tile.features, "WIDTH": tile.width, "HAS_GATE": around.has_gate}
-    launch = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    launch = {"num_warps": tile.num_warps, "num_stages": tile.num_stages, **pdl()}
     grid = (features // tile.features,)
     if rows == 1:
         _one_row_kernel[grid](*common, **shape, **launch)
@@ -79,23 +81,28 @@ def run_skinny(tile: Tile, x: torch.Tensor, weight: torch.Tensor, features: int,
 @triton.jit
 def _one_row_kernel(
     x, weight, y, norm, residual, features, eps,
-    width: tl.constexpr, FEATURES: tl.constexpr, WIDTH: tl.constexpr, HAS_GATE: tl.constexpr,
+    width: tl.constexpr, FEATURES: tl.constexpr, WIDTH: tl.constexpr, HAS_GATE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    start_next(PDL)
     feature = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
     column = tl.arange(0, WIDTH)
-    total = tl.zeros((FEATURES, WIDTH), tl.float32)
-    up_total = tl.zeros((FEATURES, WIDTH), tl.float32)
-    squares = tl.zeros((WIDTH,), tl.float32)
-    for start in range(0, width, WIDTH):
-        values = tl.load(x + start + column).to(tl.float32)
-        if norm is not None:
-            squares += values * values
-            values *= tl.load(norm + start + column).to(tl.float32)
-        offsets = feature[:, None] * width + (start + column)[None, :]
-        total += tl.load(weight + offsets, eviction_policy="evict_first").to(tl.float32) * values[None, :]
+    gates = weight + feature[:, None] * width + column[None, :]
+    ups = gates + features * width
+    # The first tile of weights comes while the kernel before still drains.
+    gate = tl.load(gates, eviction_policy="evict_first").to(tl.float32)
+    if HAS_GATE:
+        up = tl.load(ups, eviction_policy="evict_first").to(tl.float32)
+    wait_for_previous(PDL)
+    values, squares = _normed(tl.load(x + column), norm, column)
+    total = gate * values[None, :]
+    if HAS_GATE:
+        up_total = up * values[None, :]
+    for start in range(WIDTH, width, WIDTH):
+        values, more = _normed(tl.load(x + start + column), norm, start + column)
+        squares += more
+        total += tl.load(gates + start, eviction_policy="evict_first").to(tl.float32) * values[None, :]
         if HAS_GATE:
-            up = tl.load(weight + features * width + offsets, eviction_policy="evict_first")
-            up_total += up.to(tl.float32) * values[None, :]
+            up_total += tl.load(ups + start, eviction_policy="evict_first").to(tl.float32) * values[None, :]
     result = tl.sum(total, 1)
     if norm is not None:
         scale = 1.0 / tl.sqrt(tl.sum(squares) / width + eps)
@@ -111,26 +118,32 @@ def _one_row_kernel(
 def _few_rows_kernel(
     x, weight, y, norm, residual, features, eps, rows,
     width: tl.constexpr, ROWS: tl.constexpr, FEATURES: tl.constexpr, WIDTH: tl.constexpr, HAS_GATE: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    start_next(PDL)
     # The weights are the left operand: their side of the tensor cores' tile is the wide one.
     feature = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
     row = tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)
     inside = row < rows
-    total = tl.zeros((FEATURES, ROWS), tl.float32)
-    up_total = tl.zeros((FEATURES, ROWS), tl.float32)
-    squares = tl.zeros((ROWS,), tl.float32)
-    for start in range(0, width, WIDTH):
-        values = tl.load(x + row[:, None] * width + (start + column)[None, :], mask=inside[:, None], other=0.0)
-        if norm is not None:
-            wide = values.to(tl.float32)
-            squares += tl.sum(wide * wide, 1)
-            values = (wide * tl.load(norm + start + column).to(tl.float32)[None, :]).to(values.dtype)
-        offsets = feature[:, None] * width + (start + column)[None, :]
-        total = tl.dot(tl.load(weight + offsets, eviction_policy="evict_first"), tl.trans(values), total)
+    gates = weight + feature[:, None] * width + column[None, :]
+    ups = gates + features * width
+    cells = x + row[:, None] * width + column[None, :]
+    gate = tl.load(gates, eviction_policy="evict_first")
+    if HAS_GATE:
+        up = tl.load(ups, eviction_policy="evict_first")
+    wait_for_previous(PDL)
+    values, squares = _normed_rows(tl.load(cells, mask=inside[:, None], other=0.0), norm, column)
+    total = tl.dot(gate, tl.trans(values))
+    if HAS_GATE:
+        up_total = tl.dot(up, tl.trans(values))
+    for start in range(WIDTH, width, WIDTH):
+        tile = tl.load(cells + start, mask=inside[:, None], other=0.0)
+        values, more = _normed_rows(tile, norm, start + column)
+        squares += more
+        total = tl.dot(tl.load(gates + start, eviction_policy="evict_first"), tl.trans(values), total)
         if HAS_GATE:
-            up = tl.load(weight + features * width + offsets, eviction_policy="evict_first")
-            up_total = tl.dot(up, tl.trans(values), up_total)
+            up_total = tl.dot(tl.load(ups + start, eviction_policy="evict_first"), tl.trans(values), up_total)
     if norm is not None:
         scale = (1.0 / tl.sqrt(squares / width + eps))[None, :]
         total *= scale
@@ -140,3 +153,23 @@ def _few_rows_kernel(
     if residual is not None:
         total += tl.load(residual + offsets, mask=inside[None, :], other=0.0).to(tl.float32)
     tl.store(y + offsets, total.to(y.dtype.element_ty), mask=inside[None, :])
+
+
+@triton.jit
+def _normed(values, norm, column):
+    """A part of one row [WIDTH] times the norm's weight, float32; and its squares."""
+    values = values.to(tl.float32)
+    squares = values * values
+    if norm is not None:
+        values *= tl.load(norm + column).to(tl.float32)
+    return values, squares
+
+
+@triton.jit
+def _normed_rows(tile, norm, column):
+    """A part of the rows [ROWS, WIDTH] times the norm's weight, in its own dtype; and each row's sum of squares."""
+    wide = tile.to(tl.float32)
+    squares = tl.sum(wide * wide, 1)
+    if norm is not None:
+        tile = (wide * tl.load(norm + column).to(tl.float32)[None, :]).to(tile.dtype)
+    return tile, squares

@@ -25,69 +25,36 @@ NO_KEY = "none"  # label of requests without an API key
 
 class Metrics:
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        registry = self.registry
-        self._requests = Counter(
-            "baton_gateway_requests", "HTTP requests by outcome", ("endpoint", "status"), registry=registry
-        )
-        self._choices = Counter(
-            "baton_gateway_choices", "Generated sequences by how they ended", ("finish",), registry=registry
-        )
-        self._refusals = Counter(
-            "baton_gateway_refusals", "Requests answered with an error", ("reason",), registry=registry
-        )
-        self._prompt_tokens = Counter(
-            "baton_gateway_prompt_tokens", "Prompt tokens of served requests", registry=registry
-        )
-        self._cached_tokens = Counter(
-            "baton_gateway_cached_tokens", "Prompt tokens that a cache held already", registry=registry
-        )
-        self._output_tokens = Counter("baton_gateway_output_tokens", "Tokens sent to clients", registry=registry)
-        self._running = Gauge(
-            "baton_gateway_running_requests", "HTTP generation requests in progress", registry=registry
-        )
-        self._workers = Gauge("baton_gateway_workers", "Workers that can take a request", ("role",), registry=registry)
-        self._ttft = Histogram(
-            "baton_gateway_ttft_seconds", "Request read to first token", buckets=TTFT_BUCKETS, registry=registry
-        )
-        self._itl = Histogram(
-            "baton_gateway_itl_seconds", "Time between a sequence's outputs", buckets=ITL_BUCKETS, registry=registry
-        )
-        self._e2e = Histogram(
-            "baton_gateway_e2e_seconds", "Request read to last token", buckets=E2E_BUCKETS, registry=registry
-        )
-        self._phases = Histogram(
-            "baton_gateway_phase_seconds",
-            "TTFT phases as workers report them",
-            ("phase",),
-            buckets=TTFT_BUCKETS,
-            registry=registry,
-        )
+        self.registry = registry = CollectorRegistry()
 
-        self._judged = Counter(
-            "baton_gateway_slo_sequences",
-            "Sequences by whether they met the targets of their class, or which they missed",
-            ("slo", "outcome"),
-            registry=registry,
-        )
-        self._goodput = Counter(
-            "baton_gateway_goodput_tokens", "Tokens of sequences that met their targets", ("slo",), registry=registry
-        )
-        self._key_sequences = Counter(
-            "baton_gateway_key_sequences", "The same by API key", ("key", "outcome"), registry=registry
-        )
-        self._key_tokens = Counter(
-            "baton_gateway_key_tokens", "Tokens by API key, prompt or output", ("key", "kind"), registry=registry
-        )
-        self._migrations = Counter(
-            "baton_gateway_migrations", "Sequences that went on with another worker", ("reason",), registry=registry
-        )
-        self._queue_wait = Histogram(
-            "baton_gateway_queue_wait_seconds",
-            "Wait for a turn in the gateway's queue",
-            buckets=TTFT_BUCKETS,
-            registry=registry,
-        )
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"baton_gateway_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(f"baton_gateway_{name}", text, labels, buckets=buckets, registry=registry)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"baton_gateway_{name}", text, labels, registry=registry)
+
+        self._requests = counter("requests", "HTTP requests by outcome", "endpoint", "status")
+        self._choices = counter("choices", "Generated sequences by how they ended", "finish")
+        self._refusals = counter("refusals", "Requests answered with an error", "reason")
+        self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of served requests")
+        self._cached_tokens = counter("cached_tokens", "Prompt tokens that a cache held already")
+        self._output_tokens = counter("output_tokens", "Tokens sent to clients")
+        self._running = gauge("running_requests", "HTTP generation requests in progress")
+        self._workers = gauge("workers", "Workers that can take a request", "role")
+        self._ttft = histogram("ttft_seconds", "Request read to first token", TTFT_BUCKETS)
+        self._itl = histogram("itl_seconds", "Time between a sequence's outputs", ITL_BUCKETS)
+        self._e2e = histogram("e2e_seconds", "Request read to last token", E2E_BUCKETS)
+        self._phases = histogram("phase_seconds", "TTFT phases as workers report them", TTFT_BUCKETS, "phase")
+        self._queue_wait = histogram("queue_wait_seconds", "Wait for a turn in the gateway's queue", TTFT_BUCKETS)
+        self._migrations = counter("migrations", "Sequences that went on with another worker", "reason")
+        judged = "Sequences by whether they met the targets of their class, or which they missed"
+        self._judged = counter("slo_sequences", judged, "slo", "outcome")
+        self._goodput = counter("goodput_tokens", "Tokens of sequences that met their targets", "slo")
+        self._key_sequences = counter("key_sequences", "Sequences by API key and outcome", "key", "outcome")
+        self._key_tokens = counter("key_tokens", "Tokens by API key, prompt or output", "key", "kind")
 
     def watch_queue(self, num_requests: Callable[[], float], num_tokens: Callable[[], float]) -> None:
         """Export these as the queue's gauges."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import msgspec
-
-from baton.transfer.mover import TransferError
 from baton.transfer.wire import KVLayout
+
+RECUT = ("block_size", "tensor_parallel")
 
 
 class Difference(NamedTuple):
@@ -23,24 +22,21 @@ class LayoutMismatch(Exception):
         self.differences = differences
         listed = "; ".join(f"{d.field}: ours is {d.ours!r}, the peer's is {d.theirs!r}" for d in differences)
         super().__init__(
-            f"KV layouts differ in {listed}. Start both workers with the same model, block size and tensor_parallel."
+            f"KV layouts differ in {listed}. Start both workers with the same model, weights and dtype, and with block "
+            f"sizes and tensor_parallel of which one divides the other."
         )
 
 
-def check_layout(ours: KVLayout, theirs: KVLayout, *, repacked: bool = False) -> None:
-    """Raise LayoutMismatch, naming every differing field with both values; TransferError for what cannot be moved.
+def check_layout(ours: KVLayout, theirs: KVLayout) -> None:
+    """Raise LayoutMismatch, naming every differing field with both values.
 
-    With `repacked` the writer cuts blocks to the reader's size (`transfer.reblock`): one size must divide the other.
+    The writer cuts blocks to the reader's size and ranks (`transfer.route`): there one number must divide the other.
     """
-    small, large = sorted((ours.block_size, theirs.block_size))
-    if repacked and large % small == 0:
-        theirs = msgspec.structs.replace(theirs, block_size=ours.block_size)
-    values = ((field, getattr(ours, field), getattr(theirs, field)) for field in KVLayout.__struct_fields__)
-    differences = tuple(Difference(*entry) for entry in values if entry[1] != entry[2])
+    differences: list[Difference] = []
+    for field in KVLayout.__struct_fields__:
+        here, there = getattr(ours, field), getattr(theirs, field)
+        can_recut = field in RECUT and max(here, there) % min(here, there) == 0
+        if here != there and not can_recut:
+            differences.append(Difference(field, here, there))
     if differences:
-        raise LayoutMismatch(differences)
-    if ours.tensor_parallel > 1:
-        raise TransferError(
-            f"tensor_parallel = {ours.tensor_parallel}: only the first rank's blocks could be handed over; "
-            f"give such workers the role both, and no prefill or decode pool beside them"
-        )
+        raise LayoutMismatch(tuple(differences))

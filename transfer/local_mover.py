@@ -19,32 +19,23 @@ from baton.transfer.mover import (
     MemoryDescriptor,
     News,
     TransferError,
-    block_bytes_of,
     check_block_bytes,
+    kv_rows,
 )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalTransfer:
-    """A posted transfer. `source` and `target` are block numbers in the memories of `writer` and `reader`."""
+    """A posted write of `owner`; `target` counts the memory of `peer` in blocks of the length of `rows`."""
 
     id: int
-    owner: Incarnation  # who posted it
+    owner: Incarnation
     peer: Incarnation
-    writes_peer: bool  # a write; else a read
     source: np.ndarray
     target: np.ndarray
     tag: bytes
     posted_s: float
-    staged: torch.Tensor | None = None  # the rows that a write is from, where they are not its owner's KV
-
-    @property
-    def source_life(self) -> Incarnation:
-        return self.owner if self.writes_peer else self.peer
-
-    @property
-    def target_life(self) -> Incarnation:
-        return self.peer if self.writes_peer else self.owner
+    rows: torch.Tensor  # that `source` counts
 
 
 class LocalFabric:
@@ -85,12 +76,14 @@ class LocalFabric:
             self._num_posted += 1
             return self._num_posted
 
+    @torch.inference_mode()
     def deliver(self, transfer: LocalTransfer) -> None:
         """Copy the bytes, now, and tell both sides."""
         with self._lock:
-            source = self._movers[transfer.source_life].rows if transfer.staged is None else transfer.staged
-            target = self._movers[transfer.target_life].rows
-            target[torch.as_tensor(transfer.target)] = source[torch.as_tensor(transfer.source)].to(target.device)
+            width = transfer.rows.shape[1]
+            target = self._movers[transfer.peer].rows.view(-1, width)
+            sent = transfer.rows[torch.tensor(transfer.source)]
+            target[torch.tensor(transfer.target)] = sent.to(target.device)
             self._movers[transfer.peer].news.arrivals.append(Arrival(transfer.owner, transfer.tag))
             self._complete(transfer, None)
 
@@ -106,8 +99,7 @@ class LocalFabric:
     def _complete(self, transfer: LocalTransfer, error: str | None) -> None:
         self.pending.remove(transfer)
         owner = self._movers[transfer.owner]
-        rows = owner.rows if transfer.staged is None else transfer.staged
-        num_bytes = len(transfer.source) * rows.shape[1]
+        num_bytes = len(transfer.source) * transfer.rows.shape[1]
         seconds = time.perf_counter() - transfer.posted_s
         owner.news.completions.append(Completion(transfer.id, transfer.peer, transfer.tag, num_bytes, seconds, error))
 
@@ -117,7 +109,7 @@ class LocalMover:
 
     def __init__(self, fabric: LocalFabric, kv: torch.Tensor, incarnation: Incarnation) -> None:
         self.incarnation = incarnation
-        self.rows = _rows(kv)
+        self.rows = kv_rows(kv)
         self._staging: list[torch.Tensor] = []
         self.news = News([], [])
         self._kv = kv
@@ -141,25 +133,19 @@ class LocalMover:
                 self._fabric.fail(transfer, f"disconnected from {peer}")
 
     def stage(self, memory: torch.Tensor) -> int:
-        self._staging.append(_rows(memory))
+        self._staging.append(kv_rows(memory))
         return len(self._staging) - 1
 
     def write(
         self, peer: Incarnation, source: np.ndarray, target: np.ndarray, tag: bytes, staging: int | None = None
     ) -> int:
-        staged = None if staging is None else self._staging[staging]
-        return self._post(
-            LocalTransfer(
-                self._fabric.next_id(), self.incarnation, peer, True, source, target, tag, time.perf_counter(), staged
-            )
-        )
-
-    def read(self, peer: Incarnation, source: np.ndarray, target: np.ndarray, tag: bytes) -> int:
-        return self._post(
-            LocalTransfer(
-                self._fabric.next_id(), self.incarnation, peer, False, source, target, tag, time.perf_counter()
-            )
-        )
+        if peer not in self._peers or not self._fabric.is_alive(peer):
+            raise TransferError(f"not connected to peer {peer}")
+        rows = self.rows if staging is None else self._staging[staging]
+        check_block_bytes(peer, rows.shape[1], self._peers[peer])
+        id = self._fabric.next_id()
+        self._fabric.post(LocalTransfer(id, self.incarnation, peer, source, target, tag, time.perf_counter(), rows))
+        return id
 
     def poll(self) -> News:
         return self._fabric.take_news(self)
@@ -168,18 +154,3 @@ class LocalMover:
         for peer in list(self._peers):
             self.disconnect(peer)
         self._fabric.kill(self.incarnation)
-
-    def _post(self, transfer: LocalTransfer) -> int:
-        peer = transfer.peer
-        if peer not in self._peers or not self._fabric.is_alive(peer):
-            raise TransferError(f"not connected to peer {peer}")
-        rows = self.rows if transfer.staged is None else transfer.staged
-        check_block_bytes(peer, rows.shape[1], self._peers[peer])
-        self._fabric.post(transfer)
-        return transfer.id
-
-
-def _rows(kv: torch.Tensor) -> torch.Tensor:
-    """View as [num_blocks, block_bytes]."""
-    block_bytes = block_bytes_of(kv)
-    return kv.view(kv.shape[0], -1).view(torch.uint8).view(-1, block_bytes)

@@ -16,7 +16,7 @@ Incarnation = NewType("Incarnation", str)  # one life of one worker process; pee
 
 
 class MemoryDescriptor(msgspec.Struct, frozen=True, kw_only=True):
-    """What a peer must know to write into (or read from) our KV: plain numbers and the mover's opaque handshake."""
+    """What a peer must know to write into one rank's KV: plain numbers and the mover's opaque handshake."""
 
     mover: str
     base_address: int
@@ -25,6 +25,23 @@ class MemoryDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     device: int  # CUDA ordinal, or 0 for host memory
     memory: Literal["DRAM", "VRAM"]
     handshake: bytes  # NIXL agent metadata; empty for movers that need none
+    compressed: int = 0  # of the SLICES of a block, how many a compressed one fills, which is to come; 0: as it is
+    followers: tuple[
+        MemoryDescriptor, ...
+    ] = ()  # of the ranks after the first: alike, each with its share of the heads
+
+    @property
+    def ranks(self) -> tuple[MemoryDescriptor, ...]:
+        return (msgspec.structs.replace(self, followers=()), *self.followers)
+
+    @property
+    def total_block_bytes(self) -> int:
+        """Of one block on all ranks together."""
+        return self.block_bytes * (1 + len(self.followers))
+
+    def divided(self, parts: int) -> MemoryDescriptor:
+        """Count each block as `parts` equal ones."""
+        return msgspec.structs.replace(self, block_bytes=self.block_bytes // parts, num_blocks=self.num_blocks * parts)
 
     @classmethod
     def of(cls, kv: torch.Tensor, *, mover: str, handshake: bytes) -> Self:
@@ -72,10 +89,11 @@ def check_block_bytes(peer: Incarnation, ours: int, theirs: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A peer says that the transfer it tagged `tag` is complete: its write into our memory, or its read from it."""
+    """A peer says that the write into our memory that it tagged `tag` is complete."""
 
     peer: Incarnation
     tag: bytes
+    error: str | None = None  # what came is not what was sent: it must not be used
 
 
 def block_bytes_of(kv: torch.Tensor) -> int:
@@ -85,6 +103,12 @@ def block_bytes_of(kv: torch.Tensor) -> int:
     return kv.nbytes // kv.shape[0]
 
 
+def kv_rows(kv: torch.Tensor) -> torch.Tensor:
+    """View as uint8 [num_blocks, block_bytes]."""
+    block_bytes = block_bytes_of(kv)
+    return kv.view(kv.shape[0], -1).view(torch.uint8).view(-1, block_bytes)
+
+
 class News(NamedTuple):
     """What happened since the last poll."""
 
@@ -92,10 +116,20 @@ class News(NamedTuple):
     arrivals: list[Arrival]
 
 
-class KVMover(Protocol):
-    """Called from one thread at a time. Nothing waits for a peer; `poll` makes progress and reports what has happened.
+def rank_name(worker: Incarnation, rank: int) -> Incarnation:
+    """Name one rank of a worker's life among movers; the first rank speaks for all and bears the worker's name."""
+    return worker if rank == 0 else Incarnation(f"{worker}.{rank}")  # an incarnation holds no dot
 
-    A post may copy before it returns (host memory does), so a mover belongs off the event loop: see `MoverLoop`.
+
+def worker_of(rank: Incarnation) -> Incarnation:
+    return Incarnation(rank.partition(".")[0])
+
+
+class KVMover(Protocol):
+    """Moves a worker's blocks, on all its ranks. Called from one thread at a time.
+
+    Nothing waits for a peer; `poll` makes progress and reports what has happened. A post may copy before it returns
+    (host memory does), so a mover belongs off the event loop: see `MoverLoop`.
     """
 
     def describe(self) -> MemoryDescriptor: ...
@@ -112,6 +146,35 @@ class KVMover(Protocol):
         """
         ...
 
+    def write(self, peer: Incarnation, source: np.ndarray, target: np.ndarray, tag: bytes) -> int:
+        """Post a write of our blocks onto the peer's blocks `target` (int64). Source: see `reblock.source_blocks`.
+
+        The peer gets an `Arrival` with `tag` once every byte is visible there. Returns the id that its `Completion`
+        will carry. Raises TransferError when it cannot even be posted.
+        """
+        ...
+
+    def restore(self, blocks: np.ndarray, parts: int) -> None:
+        """Make blocks what they are to be, once a peer with `parts` times our ranks has wholly written them.
+
+        Needed where `parts` > 1 or they came compressed. Returns when that is done on every rank.
+        """
+        ...
+
+    def poll(self) -> News: ...
+
+    def close(self) -> None: ...
+
+
+class PlainMover(Protocol):
+    """What carries one rank's bytes to one rank of a peer: a library behind one face. Otherwise like `KVMover`."""
+
+    def describe(self) -> MemoryDescriptor: ...
+
+    def connect(self, peer: Incarnation, memory: MemoryDescriptor) -> None: ...
+
+    def disconnect(self, peer: Incarnation) -> None: ...
+
     def stage(self, memory: torch.Tensor) -> int:
         """Register more memory of ours to write from; it stays until `close`. Returns its handle."""
         ...
@@ -119,19 +182,7 @@ class KVMover(Protocol):
     def write(
         self, peer: Incarnation, source: np.ndarray, target: np.ndarray, tag: bytes, staging: int | None = None
     ) -> int:
-        """Post a write of our blocks `source` onto the peer's blocks `target` (int64 arrays of equal length).
-
-        `source` counts blocks of our KV, or of the memory that `staging` names. The peer gets an `Arrival` with `tag`
-        once every byte is visible there. Returns the id that its `Completion` will carry. Raises TransferError when
-        it cannot even be posted, e.g. because a block has not as many bytes here as there.
-        """
-        ...
-
-    def read(self, peer: Incarnation, source: np.ndarray, target: np.ndarray, tag: bytes) -> int:
-        """Post a read of the peer's blocks `source` into our blocks `target`; the pull mode of a `KVTicket`.
-
-        The peer gets an `Arrival` with `tag` once it may let go of `source`. Otherwise like `write`.
-        """
+        """`source` counts blocks of our KV, or of the memory that `staging` names, of the length of the peer's."""
         ...
 
     def poll(self) -> News: ...

@@ -32,7 +32,6 @@ class _Post:
     source: np.ndarray
     target: np.ndarray
     tag: bytes
-    is_write: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +71,7 @@ class MoverLoop:
 
     def write(self, peer: Incarnation, source: Sequence[SourceBlock], target: Sequence[int], tag: bytes) -> None:
         """Post a write; one that cannot be posted ends in a failed Completion as well."""
-        self._submit(_Post(peer, np.asarray(source, np.int64), np.asarray(target, np.int64), tag, True))
-
-    def read(self, peer: Incarnation, source: Sequence[int], target: Sequence[int], tag: bytes) -> None:
-        self._submit(_Post(peer, np.asarray(source, np.int64), np.asarray(target, np.int64), tag, False))
+        self._submit(_Post(peer, np.asarray(source, np.int64), np.asarray(target, np.int64), tag))
 
     async def connect(self, peer: Incarnation, memory: MemoryDescriptor) -> None:
         """Raises TransferError, as `KVMover.connect` does."""
@@ -94,6 +90,10 @@ class MoverLoop:
             self._peers.discard(peer)
 
         await self._call(run)
+
+    async def restore(self, blocks: Sequence[int], parts: int) -> None:
+        """See `KVMover.restore`."""
+        await self._call(lambda: self._mover.restore(np.asarray(blocks, np.int64), parts))
 
     def expect_arrivals(self, expecting: bool, *, urgent: bool) -> None:
         """Poll eagerly while the target says `is_receiving`, and most so while it says `is_landing`."""
@@ -172,9 +172,8 @@ class MoverLoop:
         self._loop.call_soon_threadsafe(_settle, job.done, error)
 
     def _post(self, job: _Post) -> None:
-        post = self._mover.write if job.is_write else self._mover.read
         try:
-            post(job.peer, job.source, job.target, job.tag)
+            self._mover.write(job.peer, job.source, job.target, job.tag)
         except TransferError as error:
             failed = Completion(0, job.peer, job.tag, 0, 0.0, str(error))
             self._loop.call_soon_threadsafe(self._on_completion, failed)

@@ -12,7 +12,7 @@ import time
 from collections.abc import MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,11 +56,6 @@ class _Posted:
     handle: Any
     num_bytes: int
     posted_s: float
-
-
-class _Side(NamedTuple):
-    memory: _Prepared
-    blocks: np.ndarray
 
 
 class NixlMover:
@@ -124,11 +119,27 @@ class NixlMover:
     def write(
         self, peer: Incarnation, source: np.ndarray, target: np.ndarray, tag: bytes, staging: int | None = None
     ) -> int:
-        ours = _Side(self._local if staging is None else self._staging[staging], source)
-        return self._post("WRITE", peer, ours, target, tag)
-
-    def read(self, peer: Incarnation, source: np.ndarray, target: np.ndarray, tag: bytes) -> int:
-        return self._post("READ", peer, _Side(self._local, target), source, tag)
+        remote, local = self._remote.get(peer), self._local if staging is None else self._staging[staging]
+        if remote is None:
+            raise TransferError(f"not connected to peer {peer}")
+        check_block_bytes(peer, local.block_bytes, remote.block_bytes)
+        blocks = source.astype(np.int32), target.astype(np.int32)
+        posted_s = time.perf_counter()
+        try:
+            handle = self._agent.make_prepped_xfer(
+                "WRITE", local.descriptors, blocks[0], remote.descriptors, blocks[1], notif_msg=tag
+            )
+        except self._nixl_errors as error:
+            raise TransferError(f"cannot make a write to peer {peer}: {_describe(error)}") from error
+        try:
+            self._agent.transfer(handle)
+        except self._nixl_errors as error:
+            handle.release()
+            raise TransferError(f"cannot post a write to peer {peer}: {_describe(error)}") from error
+        self._num_posted += 1
+        num_bytes = len(target) * remote.block_bytes
+        self._posted[self._num_posted] = _Posted(peer, tag, handle, num_bytes, posted_s)
+        return self._num_posted
 
     def poll(self) -> News:
         completions, self._failed = self._failed, []
@@ -164,29 +175,6 @@ class NixlMover:
         blocks[:, 1] = memory.block_bytes
         blocks[:, 2] = memory.device
         return _Prepared(self._agent.prep_xfer_dlist(agent_name, blocks, memory.memory), memory.block_bytes)
-
-    def _post(self, operation: str, peer: Incarnation, ours: _Side, theirs: np.ndarray, tag: bytes) -> int:
-        remote, local = self._remote.get(peer), ours.memory
-        if remote is None:
-            raise TransferError(f"not connected to peer {peer}")
-        check_block_bytes(peer, local.block_bytes, remote.block_bytes)
-        blocks = ours.blocks.astype(np.int32), theirs.astype(np.int32)
-        posted_s = time.perf_counter()
-        try:
-            handle = self._agent.make_prepped_xfer(
-                operation, local.descriptors, blocks[0], remote.descriptors, blocks[1], notif_msg=tag
-            )
-        except self._nixl_errors as error:
-            raise TransferError(f"cannot make a {operation} with peer {peer}: {_describe(error)}") from error
-        try:
-            self._agent.transfer(handle)
-        except self._nixl_errors as error:
-            handle.release()
-            raise TransferError(f"cannot post a {operation} with peer {peer}: {_describe(error)}") from error
-        self._num_posted += 1
-        num_bytes = len(theirs) * remote.block_bytes
-        self._posted[self._num_posted] = _Posted(peer, tag, handle, num_bytes, posted_s)
-        return self._num_posted
 
     def _finish(self, transfer: int, error: str | None) -> Completion:
         posted = self._posted.pop(transfer)

@@ -1,48 +1,31 @@
-"""Pushes to a peer whose blocks hold more or fewer tokens: packs ours into staging blocks of its size, and sends those.
+"""Pushes to a peer whose blocks hold other tokens or heads than ours: packs ours anew into staging, and sends that.
 
 The rest of a hand-over counts the peer's blocks throughout; only the source of a write names, for each of them, what
-of ours fills it (`source_blocks`). A peer with blocks of our size is written straight from the cache.
+of ours fills it (`route.source_blocks`). A peer with blocks just like ours is written straight from the cache.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections import Counter, deque
+from dataclasses import dataclass, field, replace
 
+import msgspec
 import numpy as np
 import torch
 
-from baton.kernels.kv_pack import pack_into
-from baton.transfer.actions import SourceBlock
-from baton.transfer.mover import Completion, Incarnation, KVMover, MemoryDescriptor, News, TransferError
-
-NUM_BUFFERS = 2  # of staging: one is packed while the other is sent
-
-
-def source_blocks(blocks: Sequence[int], ours: int, theirs: int) -> Sequence[SourceBlock]:
-    """Name what of our `blocks` (in token order, `ours` tokens each) fills each block of `theirs` tokens, in order.
-
-    Theirs are larger: several of our blocks; where the last lacks some, -1. Smaller: one number, block * (ours //
-    theirs) + which part of it. Equal: the blocks themselves.
-    """
-    if theirs == ours:
-        return blocks
-    if theirs > ours:
-        per_block = theirs // ours
-        padded = (*blocks, *[-1] * (-len(blocks) % per_block))
-        return tuple(padded[start : start + per_block] for start in range(0, len(padded), per_block))
-    num_parts = ours // theirs
-    return tuple((block * num_parts + part,) for block in blocks for part in range(num_parts))
-
-
-@dataclass(frozen=True, slots=True)
-class _Area:
-    """Staging for peers with one block size, registered with the mover."""
-
-    memory: torch.Tensor  # [NUM_BUFFERS * buffer, num_layers, 2, block_size, num_kv_heads, head_dim]
-    handle: int
-    free: list[int]  # the first block of each buffer that nobody uses
+from baton.transfer.mover import (
+    Arrival,
+    Completion,
+    Incarnation,
+    MemoryDescriptor,
+    News,
+    PlainMover,
+    TransferError,
+    rank_name,
+    worker_of,
+)
+from baton.transfer.route import Route
+from baton.transfer.staging import Packed, Staging, compressed_slices, restore
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,44 +42,70 @@ class _Write:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Staged:
-    """A write whose blocks lie in the buffer that starts at block `buffer`, or will once `packed` has happened."""
+    """A write whose blocks lie in staging, or will soon."""
 
     write: _Write
-    area: _Area
-    buffer: int
-    first: int  # the staging block of the write's first target
-    packed: torch.cuda.Event | None
+    staging: Staging
+    packed: Packed
+
+    def free(self) -> None:
+        self.staging.free.append(self.packed.buffer)
+
+
+@dataclass(slots=True, eq=False)
+class _Sending:
+    """The inner mover's writes that make one of ours."""
+
+    staged: _Staged
+    pending: set[int] = field(default_factory=set[int])
+    num_bytes: int = 0
+    seconds: float = 0.0
+    error: str | None = None
 
 
 class ReblockingMover:
-    """A `KVMover` around another. Writes that need staging wait in order for a buffer, and are posted by `poll`.
+    """A `KVMover` of one rank around a plain one. Writes that need staging wait for a buffer; `poll` posts them.
 
-    `kv` is [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim], whatever the peers' block sizes.
+    `kv` is [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim], whatever the peers' blocks are.
     """
 
-    def __init__(self, mover: KVMover, kv: torch.Tensor, max_write_blocks: int) -> None:
+    def __init__(
+        self,
+        mover: PlainMover,
+        kv: torch.Tensor,
+        max_write_blocks: int,
+        *,
+        rank: int = 0,
+        world: int = 1,
+        compress: bool = False,
+    ) -> None:
+        """`compress`: peers are to write our blocks compressed."""
         self._mover = mover
         self._kv = kv
         self._max_write_blocks = max_write_blocks
-        self._peer_block_bytes: dict[Incarnation, int] = {}
-        self._areas: dict[int, _Area] = {}  # by block size
+        self._rank, self._world = rank, world
+        self._routes: dict[Incarnation, Route] = {}
+        self._stagings: dict[tuple[int, int, int], Staging] = {}  # by `Route.form`
         self._waiting: deque[_Write] = deque()
         self._packing: deque[_Staged] = deque()
-        self._sending: dict[int, _Staged] = {}  # by the inner mover's id
+        self._sending: dict[int, _Sending] = {}  # by the inner mover's ids
         self._failed: list[Completion] = []  # for the next poll
+        self._arrived: Counter[Arrival] = Counter()  # where several ranks' writes make one
         self._num_writes = 0
-        self._stream: torch.cuda.Stream | None = None
+        self._compressed = compressed_slices(kv) if compress else 0
 
     def describe(self) -> MemoryDescriptor:
-        return self._mover.describe()
+        return msgspec.structs.replace(self._mover.describe(), compressed=self._compressed)
 
     def connect(self, peer: Incarnation, memory: MemoryDescriptor) -> None:
-        ours, theirs = self.describe().block_bytes, memory.block_bytes
-        if max(ours, theirs) % min(ours, theirs):
-            raise TransferError(f"block_bytes is {ours} here but {theirs} at peer {peer}: neither divides the other")
         self.disconnect(peer)
-        self._mover.connect(peer, memory)
-        self._peer_block_bytes[peer] = theirs
+        block_bytes = self.describe().block_bytes * self._world
+        route = Route.find(
+            peer, memory, rank=self._rank, world=self._world, block_size=self._kv.shape[3], block_bytes=block_bytes
+        )
+        self._routes[peer] = route
+        for rank in route.ranks:
+            self._mover.connect(rank_name(peer, rank), memory.ranks[rank].divided(route.pieces))
 
     def disconnect(self, peer: Incarnation) -> None:
         for write in [write for write in self._waiting if write.peer == peer]:
@@ -104,108 +113,109 @@ class ReblockingMover:
             self._failed.append(write.failed(f"disconnected from {peer}"))
         for staged in [staged for staged in self._packing if staged.write.peer == peer]:
             self._packing.remove(staged)
-            staged.area.free.append(staged.buffer)  # the next to be packed there is packed on the same stream
+            staged.free()  # the next to be packed there is packed on the same stream
             self._failed.append(staged.write.failed(f"disconnected from {peer}"))
-        self._peer_block_bytes.pop(peer, None)
-        self._mover.disconnect(peer)
+        for arrival in [arrival for arrival in self._arrived if arrival.peer == peer]:
+            del self._arrived[arrival]
+        if (route := self._routes.pop(peer, None)) is not None:
+            for rank in route.ranks:
+                self._mover.disconnect(rank_name(peer, rank))
 
-    def stage(self, memory: torch.Tensor) -> int:
-        return self._mover.stage(memory)
-
-    def write(
-        self, peer: Incarnation, source: np.ndarray, target: np.ndarray, tag: bytes, staging: int | None = None
-    ) -> int:
-        """With rows of `source_blocks` as `source`, pack them first; the id is then negative, beside the inner ones."""
-        if source.ndim == 1:
-            return self._mover.write(peer, source, target, tag, staging)
-        if peer not in self._peer_block_bytes:
+    def write(self, peer: Incarnation, source: np.ndarray, target: np.ndarray, tag: bytes) -> int:
+        """The id of a write that goes through staging is negative, beside the inner mover's."""
+        route = self._routes.get(peer)
+        if route is None:
             raise TransferError(f"not connected to peer {peer}")
+        if source.ndim == 1 and route.parts == 1 and not route.compressed:
+            return self._mover.write(rank_name(peer, route.ranks[0]), source, route.places(target), tag)
         if len(target) > self._max_write_blocks:
             raise TransferError(f"a write of {len(target)} blocks exceeds max_write_blocks = {self._max_write_blocks}")
         self._num_writes += 1
-        self._waiting.append(_Write(-self._num_writes, peer, source, target, tag))
+        self._waiting.append(_Write(-self._num_writes, peer, source.reshape(len(target), -1), target, tag))
         self._advance()
         return -self._num_writes
 
-    def read(self, peer: Incarnation, source: np.ndarray, target: np.ndarray, tag: bytes) -> int:
-        return self._mover.read(peer, source, target, tag)
+    def restore(self, blocks: np.ndarray, parts: int) -> None:
+        for start in range(0, len(blocks), self._max_write_blocks):  # which bounds the memory that it takes
+            some = torch.tensor(blocks[start : start + self._max_write_blocks], device=self._kv.device)
+            restore(self._kv, some, parts, compressed=bool(self._compressed))
+        if self._kv.is_cuda:
+            torch.cuda.current_stream(self._kv.device).synchronize()
 
     def poll(self) -> News:
         news = self._mover.poll()
-        completions = [self._translate(completion) for completion in news.completions]
+        completions = [own for one in news.completions if (own := self._translate(one)) is not None]
         self._advance()
         failed, self._failed = self._failed, []
-        return News(completions + failed, news.arrivals)
+        return News(completions + failed, [own for one in news.arrivals if (own := self._whole(one)) is not None])
 
     def close(self) -> None:
-        for peer in list(self._peer_block_bytes):
+        for peer in list(self._routes):
             self.disconnect(peer)
         self._mover.close()
 
-    def _translate(self, completion: Completion) -> Completion:
-        staged = self._sending.pop(completion.transfer, None)
-        if staged is None:
-            return completion
-        staged.area.free.append(staged.buffer)
-        return replace(completion, transfer=staged.write.id)
+    def _translate(self, completion: Completion) -> Completion | None:
+        """Name a transfer's end as ours; None while others of the same write are under way."""
+        sending = self._sending.pop(completion.transfer, None)
+        if sending is None:
+            return replace(completion, peer=worker_of(completion.peer))
+        sending.pending.discard(completion.transfer)
+        sending.num_bytes += completion.num_bytes
+        sending.seconds = max(sending.seconds, completion.seconds)
+        sending.error = sending.error or completion.error
+        return None if sending.pending else self._finish(sending)
+
+    def _finish(self, sending: _Sending) -> Completion:
+        write = sending.staged.write
+        sending.staged.free()
+        return Completion(write.id, write.peer, write.tag, sending.num_bytes, sending.seconds, sending.error)
+
+    def _whole(self, arrival: Arrival) -> Arrival | None:
+        """Name an arrival as the peer's; None while others of the same write are missing."""
+        own = Arrival(worker_of(arrival.peer), arrival.tag)
+        if (route := self._routes.get(own.peer)) is None:
+            return None  # we have left this peer, and wait for nothing of it
+        if arrival.error is not None:
+            return replace(own, error=arrival.error)  # at once: the whole is spoilt
+        self._arrived[own] += 1
+        if self._arrived[own] < len(route.ranks):
+            return None
+        del self._arrived[own]
+        return own
 
     def _advance(self) -> None:
         """Post what is packed, and pack what waits, as far as buffers go."""
         while self._waiting:
             write = self._waiting[0]
             try:
-                area = self._area(write.peer)
+                staging = self._staging(self._routes[write.peer])
             except TransferError as error:
                 self._failed.append(self._waiting.popleft().failed(str(error)))
                 continue
-            if not area.free:
+            if not staging.free:
                 break
-            self._packing.append(self._pack(self._waiting.popleft(), area))
-        while self._packing and ((packed := self._packing[0].packed) is None or packed.query()):
+            self._packing.append(_Staged(self._waiting.popleft(), staging, staging.pack(write.source)))
+        while self._packing and ((done := self._packing[0].packed.done) is None or done.query()):
             self._post(self._packing.popleft())
 
+    def _staging(self, route: Route) -> Staging:
+        if (staging := self._stagings.get(route.form)) is None:
+            staging = self._stagings[route.form] = Staging(self._mover, self._kv, route, self._max_write_blocks)
+        return staging
+
     def _post(self, staged: _Staged) -> None:
+        """Write each part to its rank. One that cannot be posted fails the write when the others have ended."""
         write = staged.write
-        source = np.arange(staged.first, staged.first + len(write.target))
-        try:
-            id = self._mover.write(write.peer, source, write.target, write.tag, staged.area.handle)
-        except TransferError as error:
-            staged.area.free.append(staged.buffer)
-            self._failed.append(write.failed(str(error)))
-        else:
-            self._sending[id] = staged
-
-    def _area(self, peer: Incarnation) -> _Area:
-        ours, theirs = self.describe().block_bytes, self._peer_block_bytes[peer]
-        block_size = self._kv.shape[3] * theirs // ours
-        if (area := self._areas.get(block_size)) is None:
-            buffer = self._max_write_blocks + max(0, ours // theirs - 1)  # a write may begin inside one of our blocks
-            shape = (NUM_BUFFERS * buffer, *self._kv.shape[1:3], block_size, *self._kv.shape[4:])
+        route = self._routes[write.peer]
+        sending = _Sending(staged)
+        target = route.places(write.target)
+        for rank, source in zip(route.ranks, staged.packed.sources, strict=True):
             try:
-                memory = torch.empty(shape, dtype=self._kv.dtype, device=self._kv.device)
-            except torch.OutOfMemoryError as error:
-                raise TransferError(f"no memory to stage {shape[0]} blocks of {theirs} bytes for a peer") from error
-            area = _Area(memory, self._mover.stage(memory), list(range(0, shape[0], buffer)))
-            self._areas[block_size] = area
-        return area
-
-    def _pack(self, write: _Write, area: _Area) -> _Staged:
-        ours, theirs = self._kv.shape[3], area.memory.shape[3]
-        buffer, skip = area.free.pop(), 0
-        if theirs > ours:
-            blocks = write.source[write.source >= 0]
-        else:
-            parts = write.source[:, 0]
-            skip = int(parts[0]) % (ours // theirs)
-            owners = parts // (ours // theirs)
-            blocks = owners[np.diff(owners, prepend=-1) != 0]
-        staging = area.memory[buffer : buffer + skip + len(write.target)].unsqueeze(0)
-        if not self._kv.is_cuda:
-            pack_into(self._kv, torch.as_tensor(blocks), staging)
-            return _Staged(write, area, buffer, buffer + skip, None)
-        self._stream = self._stream or torch.cuda.Stream(self._kv.device, priority=-1)  # ahead of prefill's kernels
-        with torch.cuda.stream(self._stream):
-            pack_into(self._kv, torch.as_tensor(blocks, device=self._kv.device), staging)
-            packed = torch.cuda.Event()
-            packed.record()
-        return _Staged(write, area, buffer, buffer + skip, packed)
+                id = self._mover.write(rank_name(write.peer, rank), source, target, write.tag, staged.staging.handle)
+            except TransferError as error:
+                sending.error = str(error)
+            else:
+                sending.pending.add(id)
+                self._sending[id] = sending
+        if not sending.pending:
+            self._failed.append(self._finish(sending))

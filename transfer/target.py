@@ -193,6 +193,8 @@ class HandoverTarget:
         intake = self._intakes.get(Attempt(arrival.peer, tag.handover, tag.epoch))
         if intake is None:
             return []
+        if arrival.error is not None:
+            return self._fail(intake, arrival.error, now)
         intake.arrived.add(tag.number)
         intake.progress_at = now
         return self._land_if_whole(intake)

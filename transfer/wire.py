@@ -48,7 +48,7 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     block_size: int
     num_layers: int  # draft layers included
-    num_kv_heads: int  # in one rank's blocks
+    num_kv_heads: int  # on all ranks together
     head_dim: int
     attention_scale: float
     rope: str  # canonical text of every RoPE parameter

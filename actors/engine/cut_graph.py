@@ -29,7 +29,7 @@ class CutForward(Protocol):
 
     @property
     def fields(self) -> torch.Tensor:
-        """[4, size] int64, see `StepFields`."""
+        """[4, size] int64, see `write_fields`."""
         ...
 
     def replay(self, attention: Sequence[AttentionBackend], num_tokens: int) -> torch.Tensor:

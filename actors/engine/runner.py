@@ -19,7 +19,7 @@ from baton.actors.engine.models.model import Model, StepInputs
 from baton.actors.engine.request import TokenLogprobs
 from baton.actors.engine.runner_prompt import PendingParts, PromptReader
 from baton.actors.engine.sampler_state import SlotStates
-from baton.actors.engine.step_fields import UNKNOWN, StepFields, sampled_after, step_fields, step_layout
+from baton.actors.engine.step_fields import UNKNOWN, sampled_after, step_layout, write_fields
 from baton.kernels.attention import AttentionBackend, AttentionShape
 from baton.kernels.rope_store import TokenPlaces
 from baton.kernels.sampling import Logprobs, sample, token_logprobs
@@ -38,18 +38,19 @@ class TorchRunner:
         self._kv = kv
         self._block_size = kv.shape[3]
         self._attention = [make_attention(shape) for shape in model.shapes]
+        self._num_slots = num_slots
         self._slots = SlotStates(num_slots, model.config.vocab_size, model.config.eos_ids, kv.device)
         self._prompts = PromptReader(model, self._to_device)
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> PendingStep:
         rows = batch.rows
-        self._slots.admit(batch.admissions)
-        self._prompts.admit(batch.admissions)
         layout = step_layout(rows, self._block_size)
         for backend in self._attention:
             backend.plan(layout)
-        hidden = self._forward(step_fields(rows, self._block_size))
+        hidden = self._forward(rows, batch.num_tokens)
+        self._slots.admit(batch.admissions)  # only now, while the device works: what sampling asks for comes last
+        self._prompts.admit(batch.admissions)
         prompts = self._prompts.read(rows, hidden)
         sampled = sampled_after(rows)
         if not sampled.tokens:
@@ -60,12 +61,17 @@ class TorchRunner:
         step = self._sample([row for row in rows if row.sample], SampledPlaces(positions, slots), logits, rows)
         return step if prompts is None else replace(step, prompts=prompts)
 
-    def _forward(self, fields: StepFields) -> torch.Tensor:
+    def _forward(self, rows: Sequence[Row], num_tokens: int) -> torch.Tensor:
         """Run the model over a step that is planned. Returns hidden states, [at least num_tokens, hidden]."""
-        return self._hidden(self._to_device(fields), self._attention)
+        return self._hidden(self._fields(rows, num_tokens).to(self._kv.device, non_blocking=True), self._attention)
+
+    def _fields(self, rows: Sequence[Row], size: int) -> torch.Tensor:
+        """The step's fields (see `write_fields`) on the host, padded to `size`; pinned where there is a GPU."""
+        fields = torch.empty(4, size, dtype=torch.int64, pin_memory=self._kv.is_cuda)
+        write_fields(fields.numpy(), rows, self._block_size, self._num_slots)
+        return fields
 
     def _hidden(self, fields: torch.Tensor, attention: Sequence[AttentionBackend]) -> torch.Tensor:
-        """`fields` [4, num_tokens] int64 are `StepFields` on the device."""
         tokens, positions, cache_slots, slots = fields
         tokens = torch.where(tokens == UNKNOWN, self._slots.last_sampled.index_select(0, slots), tokens)
         return self._model.forward(StepInputs(tokens, TokenPlaces(positions, cache_slots)), self._kv, attention)

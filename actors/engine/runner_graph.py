@@ -19,7 +19,7 @@ from baton.actors.engine.cut_graph import CutForward, Replayable, capture_cut
 from baton.actors.engine.host_copy import HostCopy
 from baton.actors.engine.models.model import Model
 from baton.actors.engine.runner import SampledPlaces, SampledStep, TorchRunner
-from baton.actors.engine.step_fields import StepFields, step_fields, step_layout
+from baton.actors.engine.step_fields import step_layout
 from baton.kernels.attention import AttentionBackend, AttentionShape, GraphSize
 from baton.kernels.sampling import SamplingTensors, sample
 
@@ -43,9 +43,9 @@ def decode_sizes(max_rows: int) -> list[int]:
 
 
 def cut_sizes(max_tokens: int) -> list[int]:
-    """Token counts to capture for steps with prefill, ascending: multiples of a matrix product's tile of rows."""
+    """Token counts to capture for steps with prefill, ascending: multiples of a matrix product's least tile of rows."""
     limit = min(max_tokens, MAX_CUT_TOKENS)
-    ladder = [16, 32, 64, *range(128, 1024, 128), *range(1024, MAX_CUT_TOKENS + 1, 256)]
+    ladder = [16, 32, *range(64, 1024, 64), *range(1024, MAX_CUT_TOKENS + 1, 256)]
     return sorted({*(size for size in ladder if size < limit), limit})
 
 
@@ -55,7 +55,7 @@ class Captured:
 
     graph: Replayable
     attention: list[AttentionBackend]
-    fields: torch.Tensor  # [4, num_rows] int64, see `StepFields`
+    fields: torch.Tensor  # [4, num_rows] int64, see `write_fields`
     logits: torch.Tensor  # [num_rows, vocab]
     ids: torch.Tensor  # [num_rows] int64
 
@@ -99,25 +99,20 @@ class GraphRunner(TorchRunner):
         captured = None if self._prompts.is_asked(rows) else _least(self._decodes, len(rows))
         if captured is None or any(row.num_tokens != 1 or not row.sample for row in rows):
             return super().launch(batch)
-        self._slots.admit(batch.admissions)
         layout = step_layout(rows, self._block_size)
         for backend in captured.attention:
             backend.plan(layout)
-        self._write(captured.fields, step_fields(rows, self._block_size))
+        captured.fields.copy_(self._fields(rows, captured.fields.shape[1]), non_blocking=True)
         captured.graph.replay()
+        self._slots.admit(batch.admissions)
         return self._choose(rows, captured)
 
-    def _forward(self, fields: StepFields) -> torch.Tensor:
-        num_tokens = len(fields.tokens)
+    def _forward(self, rows: Sequence[Row], num_tokens: int) -> torch.Tensor:
         cut = _least(self._cuts, num_tokens)
         if cut is None:
-            return super()._forward(fields)
-        self._write(cut.fields, fields)
+            return super()._forward(rows, num_tokens)
+        cut.fields.copy_(self._fields(rows, cut.fields.shape[1]), non_blocking=True)
         return cut.replay(self._attention, num_tokens)
-
-    def _write(self, target: torch.Tensor, fields: StepFields) -> None:
-        fields.pad(target.shape[1], self._limits.num_slots)
-        target.copy_(self._to_device(fields), non_blocking=True)
 
     def _choose(self, rows: Sequence[Row], captured: Captured) -> PendingStep:
         """Keep the graph's greedy ids, or sample as the rows ask."""
@@ -129,9 +124,7 @@ class GraphRunner(TorchRunner):
 
     def _idle_fields(self, size: int) -> torch.Tensor:
         """Fields of padding alone."""
-        fields = StepFields([], [], [], [])
-        fields.pad(size, self._limits.num_slots)
-        return self._to_device(fields)
+        return self._fields((), size).to(self._kv.device)
 
     def _capture_cut(self, size: int, pool: object) -> CutForward:
         return capture_cut(self._hidden, self._idle_fields(size), len(self._model.shapes), pool)

@@ -1,27 +1,18 @@
-"""A batch as the plain lists that a step starts from, one entry for each of the step's tokens."""
+"""A batch as the host arrays that a step starts from."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from baton.actors.engine.batch import Row
 from baton.kernels.attention import StepLayout
 
 UNKNOWN = -1  # in place of a token id that only the device knows
-
-
-class StepFields(NamedTuple):
-    tokens: list[int]  # id, or UNKNOWN: what the sequence slot sampled last
-    positions: list[int]
-    cache_slots: list[int]  # block * block_size + offset; -1 = store nothing
-    slots: list[int]  # sequence slot
-
-    def pad(self, num_tokens: int, no_slot: int) -> None:
-        """Append tokens that change nothing, up to `num_tokens`. `no_slot` is a sequence slot that nobody has."""
-        missing = num_tokens - len(self.tokens)
-        for values, filler in zip(self, (0, 0, -1, no_slot), strict=True):
-            values += [filler] * missing
+Int64s = NDArray[np.int64]
 
 
 class SampledAfter(NamedTuple):
@@ -32,16 +23,35 @@ class SampledAfter(NamedTuple):
     slots: list[int]
 
 
-def step_fields(rows: Sequence[Row], block_size: int) -> StepFields:
-    fields = StepFields([], [], [], [])
-    for row in rows:
-        fields.tokens.extend(row.tokens)
-        if len(row.tokens) < row.num_tokens:
-            fields.tokens.append(UNKNOWN)
-        fields.positions.extend(range(row.start, row.end))
-        fields.cache_slots.extend(_cache_slots(row, block_size))
-        fields.slots.extend([row.slot] * row.num_tokens)
-    return fields
+def write_fields(fields: Int64s, rows: Sequence[Row], block_size: int, no_slot: int) -> None:
+    """Fill `fields` [4, size] with each token's id, position, cache slot and sequence slot, in the rows' order.
+
+    An id is UNKNOWN where only the device knows it: what the sequence slot sampled last. A cache slot is block *
+    block_size + offset. Padding stores nothing and belongs to `no_slot`, a sequence slot that nobody has.
+    """
+    num_decodes = next((i for i, row in enumerate(rows) if row.num_tokens != 1), len(rows))
+    decodes = rows[:num_decodes]
+    part = fields[:, :num_decodes]
+    part[0] = [row.tokens[0] if row.tokens else UNKNOWN for row in decodes]
+    part[1] = [row.start for row in decodes]
+    part[2] = [row.blocks[row.start // block_size] * block_size + row.start % block_size for row in decodes]
+    part[3] = [row.slot for row in decodes]
+    end = num_decodes
+    for row in rows[num_decodes:]:
+        start, end = end, end + row.num_tokens
+        _write_chunk(fields[:, start:end], row, block_size)
+    fields[:, end:] = np.array([[0], [0], [-1], [no_slot]])
+
+
+def _write_chunk(part: Int64s, row: Row, block_size: int) -> None:
+    tokens, positions, cache_slots, slots = part
+    tokens[: len(row.tokens)] = row.tokens
+    tokens[len(row.tokens) :] = UNKNOWN
+    positions[:] = np.arange(row.start, row.end)
+    first = row.start // block_size
+    blocks = np.array(row.blocks[first : -(-row.end // block_size)])
+    cache_slots[:] = blocks[positions // block_size - first] * block_size + positions % block_size
+    slots[:] = row.slot
 
 
 def sampled_after(rows: Sequence[Row]) -> SampledAfter:
@@ -64,12 +74,3 @@ def step_layout(rows: Sequence[Row], block_size: int) -> StepLayout:
         block_tables=[list(row.blocks[: -(-row.end // block_size)]) for row in rows],
         num_decodes=num_decodes,
     )
-
-
-def _cache_slots(row: Row, block_size: int) -> list[int]:
-    first, offset = divmod(row.start, block_size)
-    if row.num_tokens == 1:
-        return [row.blocks[first] * block_size + offset]
-    blocks = row.blocks[first : -(-row.end // block_size)]
-    slots = [place for block in blocks for place in range(block * block_size, (block + 1) * block_size)]
-    return slots[offset : offset + row.num_tokens]

@@ -174,9 +174,3 @@ def test_a_rank_that_ends_while_it_loads_fails_the_start(config: WorkerConfig) -
         ranks.agree(7)
     ranks.close()
     assert not rank_processes()
-
-
-@pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_a_role_that_hands_over_is_refused_with_the_fix(config: WorkerConfig, role: str) -> None:
-    with pytest.raises(ValueError, match="set tensor_parallel to 1, or give the role both"):
-        Worker(worker_id="w", role=role, config=config)  # type: ignore[arg-type]

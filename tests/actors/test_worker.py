@@ -7,6 +7,7 @@ import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import numpy as np
 import pytest
 from fake_engine import build_fake_engine
 from worker_client import Client, settled
@@ -16,26 +17,31 @@ from baton.actors.engine.config import EngineConfig
 from baton.actors.engine.request import Request, SamplingParams
 from baton.actors.messages import Cancel, Output, PeerAddress, Role, Submit, WorkerInfo
 from baton.actors.worker import Worker
-from baton.transfer.config import TransferConfig
+from baton.transfer.config import MoverKind, TransferConfig
 from baton.transfer.local_mover import LocalFabric
+from baton.transfer.mover import Arrival
+from baton.transfer.verified_mover import _decode as decode_proof
 from tests.fakes import fake_output
 
 IDS = itertools.count()
 
 
-def worker_config(**engine: object) -> WorkerConfig:
+def worker_config(mover: MoverKind = "nixl", *, verify: bool = False, **engine: object) -> WorkerConfig:
     settings = {"num_blocks": 64, "block_size": 4, "max_num_seqs": 8, "max_step_tokens": 16, "max_prefill_chunk": 8}
     return WorkerConfig(
         model="fake",
         served_name="fake",
         engine=EngineConfig.model_validate({**settings, **engine}),
-        transfer=TransferConfig(mover="nixl", beat_s=0.2, lease_s=2.0, stall_s=2.0, hold_s=2.0),
+        transfer=TransferConfig(mover=mover, verify=verify, beat_s=0.2, lease_s=2.0, stall_s=2.0, hold_s=2.0),
     )
 
 
 @asynccontextmanager
-async def running(role: Role, worker_id: str, **engine: object) -> AsyncIterator[tuple[Worker, WorkerInfo]]:
-    worker = Worker(worker_id=worker_id, role=role, config=worker_config(**engine), build=build_fake_engine)
+async def running(
+    role: Role, worker_id: str, mover: MoverKind = "nixl", *, verify: bool = False, **engine: object
+) -> AsyncIterator[tuple[Worker, WorkerInfo]]:
+    config = worker_config(mover, verify=verify, **engine)
+    worker = Worker(worker_id=worker_id, role=role, config=config, build=build_fake_engine)
     info = await worker.start()
     try:
         yield worker, info
@@ -100,10 +106,11 @@ async def test_the_second_turn_moves_only_what_decode_lacks() -> None:
     assert served.blocks_moved == num_blocks - 39 // 4  # the last token's KV was never computed
 
 
-async def test_many_requests_at_once_through_a_small_pool_all_come_out_right() -> None:
+@pytest.mark.parametrize("mover", ["nixl", "nccl"])
+async def test_many_requests_at_once_through_a_small_pool_all_come_out_right(mover: MoverKind) -> None:
     async with (
-        running("prefill", "p0", num_blocks=40) as (p, p_info),
-        running("decode", "d0", num_blocks=40) as (d, d_info),
+        running("prefill", "p0", mover, num_blocks=40) as (p, p_info),
+        running("decode", "d0", mover, num_blocks=40) as (d, d_info),
         Client(d_info.peer.address) as client,
     ):
         asked = [request(10 + 7 * i, 15, seed=i) for i in range(12)]
@@ -120,10 +127,11 @@ async def test_many_requests_at_once_through_a_small_pool_all_come_out_right() -
         await settled(d)
 
 
-async def test_cancelling_at_any_moment_frees_both_workers() -> None:
+@pytest.mark.parametrize("mover", ["nixl", "nccl"])
+async def test_cancelling_at_any_moment_frees_both_workers(mover: MoverKind) -> None:
     async with (
-        running("prefill", "p0", num_blocks=48) as (p, p_info),
-        running("decode", "d0", num_blocks=48) as (d, d_info),
+        running("prefill", "p0", mover, num_blocks=48) as (p, p_info),
+        running("decode", "d0", mover, num_blocks=48) as (d, d_info),
         Client(d_info.peer.address) as client,
     ):
         for i in range(40):
@@ -198,3 +206,68 @@ async def test_local_movers_carry_hand_overs_inside_one_process() -> None:
     finally:
         await d.stop()
         await p.stop()
+
+
+async def test_kv_that_arrives_spoilt_is_never_used(caplog: pytest.LogCaptureFixture) -> None:
+    """Each block changes between its fingerprint and its arrival; the request is prefilled where it decodes."""
+    async with (
+        running("prefill", "p0", verify=True) as (p, p_info),
+        running("decode", "d0", verify=True) as (d, d_info),
+        Client(d_info.peer.address) as client,
+    ):
+        sound = request(33, 8)
+        outputs = await client.finish(sound, p_info.peer)
+        assert text(outputs) == fake_output(sound, 8)
+        assert outputs[-1].served is not None and outputs[-1].served.prefill_worker == "p0"
+        assert outputs[-1].served.mover == "nixl+verify"
+        spoil(d)
+        spoilt = request(41, 8, seed=2)
+        outputs = await client.finish(spoilt, p_info.peer)
+        assert text(outputs) == fake_output(spoilt, 8)
+        assert outputs[-1].served is not None and outputs[-1].served.prefill_worker == "d0"
+        await settled(p)
+        await settled(d)
+    assert "do not hold what" in caplog.text
+
+
+def spoil(worker: Worker) -> None:
+    """Let what arrives at this worker from now on have one bit that was not sent."""
+    mover = worker._mover._mover._mover  # type: ignore[attr-defined]
+    check = mover._checked
+
+    def spoilt(arrival: Arrival) -> Arrival:
+        target = np.frombuffer(decode_proof(arrival.tag).target, np.int64)
+        mover._rows[target[0], 3] ^= 1
+        return check(arrival)
+
+    mover._checked = spoilt
+
+
+async def test_workers_of_which_only_one_verifies_refuse_each_other(caplog: pytest.LogCaptureFixture) -> None:
+    async with (
+        running("prefill", "p0", verify=True) as (_, p_info),
+        running("decode", "d0") as (_, d_info),
+        Client(d_info.peer.address) as client,
+    ):
+        asked = request(33, 8)
+        assert text(await client.finish(asked, p_info.peer)) == fake_output(asked, 8)
+    assert "mover is 'nixl+verify' here but 'nixl' at peer" in caplog.text
+
+
+async def test_any_worker_that_has_a_prefix_can_push_it_to_one_that_lacks_it() -> None:
+    """Prefix reuse between peers needs no mode of its own: the one that has it prefills the rest."""
+    async with (
+        running("decode", "d0") as (_, had),
+        running("decode", "d1") as (d1, lacks),
+        Client(had.peer.address) as one,
+        Client(lacks.peer.address) as other,
+    ):
+        first = request(80, 8)
+        answer = text(await one.finish(first))
+        second = Request(id=f"r{next(IDS)}", tokens=(*first.tokens, *answer, 5, 6), sampling=first.sampling)
+        outputs = await other.finish(second, had.peer)
+        await settled(d1)
+    assert text(outputs) == fake_output(second, 8)
+    served = outputs[-1].served
+    assert served is not None and served.prefill_worker == "d0"
+    assert outputs[0].cached_tokens == 84 and served.blocks_moved == -(-len(second.tokens) // 4)

@@ -240,6 +240,7 @@ class Bench:
             self.engine.step()
         quiet = [self._timed_step() for _ in range(60)][10:]
         gaps: list[float] = []
+        host: list[float] = []
         under_way: dict[str, float] = {}
         prompt_s: list[float] = []
         begun = time.perf_counter()
@@ -247,9 +248,11 @@ class Bench:
             if len(under_way) + len(prompt_s) <= now - begun < seconds:
                 under_way[self.submit(8192, 1)] = now
             was_busy = bool(under_way)
+            self.runner.waits.clear()
             updates = self.engine.step()
             if was_busy:
                 gaps.append(time.perf_counter() - now)
+                host.append(gaps[-1] - sum(self.runner.waits))
             for update in updates:
                 if update.finish and update.request_id in under_way:
                     prompt_s.append(time.perf_counter() - under_way.pop(update.request_id))
@@ -259,7 +262,9 @@ class Bench:
         gaps.sort()
         return {
             "quiet_itl_ms": statistics.median(quiet) * 1e3,
+            "itl_ms": statistics.median(gaps) * 1e3,
             "p99_itl_ms": gaps[int(len(gaps) * 0.99)] * 1e3,
+            "host_ms": statistics.median(host) * 1e3,
             "prompt_tokens_per_s": 8192 / statistics.median(prompt_s),
         }
 
@@ -322,15 +327,18 @@ def show(console: Console, results: list[Result]) -> None:
 
 def show_mixed(console: Console, mixed: dict[int, dict[str, float]]) -> None:
     table = Table(title="64 decoding, an 8k prompt every second", caption="by tokens that a step may spend on prompts")
-    for column in ("tokens a step", "ITL without prompts, ms", "p99 ITL, ms", "ratio", "prompt tokens/s"):
+    columns = ("tokens a step", "ITL without prompts, ms", "ITL, ms", "p99", "p99 ratio", "host ms", "prompt tokens/s")
+    for column in columns:
         table.add_column(column, justify="right")
     for size, row in mixed.items():
         ratio = row["p99_itl_ms"] / row["quiet_itl_ms"]
         table.add_row(
             str(size),
             f"{row['quiet_itl_ms']:.2f}",
+            f"{row['itl_ms']:.2f}",
             f"{row['p99_itl_ms']:.2f}",
             f"{ratio:.2f}",
+            f"{row['host_ms']:.2f}",
             f"{row['prompt_tokens_per_s']:.0f}",
         )
     console.print(table)

@@ -1,11 +1,11 @@
-"""Hand-over benchmark: a prefill and a decode process, real KV over NIXL, open-loop load, every hop on one clock.
+"""Hand-over benchmark: a prefill and a decode process, real KV, open-loop load, every hop on one clock.
 
 Both share one card, or have one each; with `--shape smollm2 --device cpu` the same code runs without any. Measures
 what the client sees (first token, prefill's end to second token) and where the time between goes, with fresh pools
 and with pools whose free blocks lie scattered.
 
     python tests/bench/handoff.py --json out.json
-    python tests/bench/handoff.py --device cuda:0,cuda:1
+    python tests/bench/handoff.py --device cuda:0,cuda:1 --mover nccl
     python tests/bench/handoff.py --shape smollm2 --device cpu
 """
 
@@ -22,7 +22,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import numpy as np
 import typer
@@ -38,7 +38,7 @@ from baton.actors.config import WorkerConfig
 from baton.actors.engine.config import EngineConfig
 from baton.actors.engine.request import Request, SamplingParams
 from baton.actors.messages import Cancel, PeerAddress, ServedBy, Submit, WorkerInfo
-from baton.transfer.config import TransferConfig
+from baton.transfer.config import MoverKind, TransferConfig
 from tests.actors.worker_client import Client
 
 HERE = Path(__file__).parent
@@ -399,7 +399,9 @@ async def bench(
         return runs
 
 
-def worker_config(shape: Shape, device: str, engine: EngineConfig) -> WorkerConfig:
+def worker_config(
+    shape: Shape, device: str, engine: EngineConfig, mover: MoverKind = "nixl", *, verify: bool = False
+) -> WorkerConfig:
     return WorkerConfig(
         model=shape.model,
         served_name="bench",
@@ -407,7 +409,7 @@ def worker_config(shape: Shape, device: str, engine: EngineConfig) -> WorkerConf
         load_format="dummy" if shape.load_format == "dummy" else "auto",
         num_threads=1 if device == "cpu" else None,
         engine=engine,
-        transfer=TransferConfig(mover="nixl", stall_s=60, lease_s=60),
+        transfer=TransferConfig(mover=mover, verify=verify, stall_s=60, lease_s=60),
     )
 
 
@@ -416,6 +418,8 @@ def main(
     device: Annotated[str, typer.Option(help="of the two workers, or of each: cuda:0,cuda:1")] = "cuda:0",
     only: Annotated[list[int] | None, typer.Option(help="prompt lengths to run; all by default")] = None,
     churn: Annotated[bool, typer.Option(help="also measure with scattered free blocks")] = True,
+    mover: Annotated[str, typer.Option(help="nixl, or nccl, which needs two cards")] = "nixl",
+    verify: Annotated[bool, typer.Option(help="fingerprint every block on both sides")] = False,
     engine: Annotated[str, typer.Option(help="EngineConfig fields of both workers, or a list of two, as JSON")] = "{}",
     json_path: Annotated[Path | None, typer.Option("--json", help="write every request's figures here")] = None,
 ) -> None:
@@ -424,12 +428,12 @@ def main(
     fields = [chosen.engine.model_dump() | one for one in (extra if isinstance(extra, list) else [extra, extra])]
     prefill, _, decode = device.partition(",")
     configs = [
-        worker_config(chosen, place, EngineConfig.model_validate(settings))
+        worker_config(chosen, place, EngineConfig.model_validate(settings), cast(MoverKind, mover), verify=verify)
         for place, settings in zip((prefill, decode or prefill), fields, strict=True)
     ]
     loads = [load for load in chosen.loads if only is None or load.prompt_len in only]
     runs = asyncio.run(bench(chosen, configs[0], configs[1], loads, with_churn=churn))
-    title = f"{shape}, {configs[0].device} → {configs[1].device}, NIXL"
+    title = f"{shape}, {configs[0].device} → {configs[1].device}, {mover}{', verified' if verify else ''}"
     show(Console(width=None if sys.stdout.isatty() else 190), title, runs)
     if json_path is not None:
         json_path.write_text(json.dumps({"title": title, "engine": fields, "runs": [asdict(run) for run in runs]}))

@@ -18,6 +18,7 @@ from typing import TextIO
 import msgspec
 import numpy as np
 
+from baton.actors.collector import spare_startup
 from baton.actors.config import WorkerConfig
 from baton.actors.engine.engine import Engine
 from baton.actors.engine.scheduler import Plan
@@ -70,7 +71,7 @@ class NotingMover:
         self.describe = mover.describe
         self.connect = mover.connect
         self.disconnect = mover.disconnect
-        self.read = mover.read
+        self.restore = mover.restore
         self.close = mover.close
 
     def write(self, peer: Incarnation, source: np.ndarray, target: np.ndarray, tag: bytes) -> int:
@@ -161,7 +162,9 @@ async def serve(worker_id: str, config: WorkerConfig, answers: TextIO) -> None:
     stdin = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdin), sys.stdin)
-    print(encode(await worker.start()).decode(), file=answers, flush=True)
+    info = await worker.start()
+    spare_startup()
+    print(encode(info).decode(), file=answers, flush=True)
     answering = asyncio.create_task(answer(worker, stdin, answers))
     await asyncio.wait([answering, worker.failed], return_when=asyncio.FIRST_COMPLETED)
     if worker.failed.done():

@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
+from baton.actors.collector import spare_startup
 from baton.actors.config import WorkerConfig
 from baton.actors.messages import Cancel, Frame, Role, Submit, ToWorker
 from baton.actors.worker import Worker
@@ -40,6 +41,7 @@ class GatedMover:
         self._worker = worker
         self.connect = mover.connect
         self.disconnect = mover.disconnect
+        self.restore = mover.restore
         self.expect_arrivals = mover.expect_arrivals
         self.close = mover.close
         self.wait_ended = mover.wait_ended
@@ -144,7 +146,9 @@ async def _run(sock: socket.socket, spec: control.WorkerSpec) -> None:
     worker.gates = Gates(lambda gate: say(control.Reached(gate)))
     terminated = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminated.set)
-    say(control.Started(await worker.start()))
+    info = await worker.start()
+    spare_startup()
+    say(control.Started(info))
     obeying = asyncio.create_task(_obey(worker, reader, say))
     ends = [obeying, asyncio.create_task(terminated.wait()), worker.failed]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

@@ -36,6 +36,7 @@ END_S = 5.0  # for a request to end after it
 WHOLE_S = 5.0  # for every pool to be whole after that
 EXIT_S = 8.0  # for a terminated worker to drain and end
 
+MOVER: Any = os.environ.get("BATON_CHAOS_MOVER", "nixl")
 SEEDS = itertools.count(1)
 
 
@@ -46,7 +47,7 @@ def worker_config(num_blocks: int, block_size: int = BLOCK_SIZE) -> WorkerConfig
         engine=EngineConfig(
             num_blocks=num_blocks, block_size=block_size, max_num_seqs=8, max_step_tokens=16, max_prefill_chunk=8
         ),
-        transfer=TransferConfig(mover="nixl", beat_s=BEAT_S, lease_s=BOUND_S, stall_s=BOUND_S, max_write_blocks=2),
+        transfer=TransferConfig(mover=MOVER, beat_s=BEAT_S, lease_s=BOUND_S, stall_s=BOUND_S, max_write_blocks=2),
     )
 
 

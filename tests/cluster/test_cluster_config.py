@@ -82,12 +82,13 @@ def test_a_rank_with_half_a_gpu_is_refused() -> None:
     assert problem.endswith("a rank of a tensor_parallel worker takes one GPU; set it to 1")
 
 
-@pytest.mark.parametrize("other", ["both", "prefill"])
-def test_a_tensor_parallel_worker_that_would_hand_over_is_refused(other: str) -> None:
-    split = {"worker": {"tensor_parallel": 2}}
-    (problem,) = problems(pools(**{other: split, "decode": {}}))
-    assert problem.startswith("pools: workers with tensor_parallel above 1 cannot hand blocks over; ")
-    assert f"it is {{'{other}': 2, 'decode': 1}}" in problem
+def test_ranks_of_pools_may_differ_by_a_whole_factor() -> None:
+    parse_config(
+        pools(prefill={"worker": {"tensor_parallel": 4}}, decode={"worker": {"tensor_parallel": 2}}), {}, source="test"
+    )
+    (problem,) = problems(pools(prefill={"worker": {"tensor_parallel": 2}}, decode={"worker": {"tensor_parallel": 3}}))
+    assert problem.startswith("pools: one worker.tensor_parallel must divide the other")
+    assert problem.endswith("it is {'prefill': 2, 'decode': 3}")
 
 
 def test_block_sizes_of_pools_may_differ_by_a_whole_factor() -> None:

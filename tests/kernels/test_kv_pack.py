@@ -3,12 +3,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from baton.kernels.kv_pack import move_blocks_reference, pack_blocks, unpack_blocks
-from baton.kernels.kv_pack_triton import move_blocks_triton
+from baton.kernels.kv_pack import join_heads, pack_into, pack_reference
+from baton.kernels.kv_pack_triton import pack_triton
 
 
 def random_cache(num_blocks: int, block_size: int = 4, num_kv_heads: int = 4) -> torch.Tensor:
     return torch.randn(num_blocks, 3, 2, block_size, num_kv_heads, 8)
+
+
+def staging_for(num_tokens: int, block_size: int, parts: int) -> torch.Tensor:
+    return torch.zeros(parts, -(-num_tokens // block_size), 3, 2, block_size, 4 // parts, 8)
 
 
 def token_kv(cache: torch.Tensor, blocks: list[int]) -> torch.Tensor:
@@ -16,46 +20,34 @@ def token_kv(cache: torch.Tensor, blocks: list[int]) -> torch.Tensor:
     return torch.stack([cache[block, :, :, offset] for block in blocks for offset in range(cache.shape[3])])
 
 
-def test_packing_cuts_the_same_tokens_into_larger_blocks_and_splits_the_heads() -> None:
+@pytest.mark.parametrize(("block_size", "parts"), [(4, 1), (8, 2), (2, 1), (4, 4), (16, 2), (3, 2)])
+def test_packing_cuts_the_same_tokens_into_other_blocks_and_splits_the_heads(block_size: int, parts: int) -> None:
     cache, blocks = random_cache(9), [7, 2, 5, 0]
-    staging = pack_blocks(cache, torch.tensor(blocks), block_size=8, parts=2)
-    assert staging.shape == (2, 2, 3, 2, 8, 2, 8)
-    tokens = token_kv(cache, blocks)
-    for part in range(2):
-        assert torch.equal(token_kv(staging[part], [0, 1]), tokens[:, :, :, 2 * part : 2 * part + 2])
+    staging = staging_for(16, block_size, parts)
+    pack_into(cache, torch.tensor(blocks), staging)
+    tokens, heads = token_kv(cache, blocks), 4 // parts
+    for part in range(parts):
+        packed = token_kv(staging[part], list(range(staging.shape[1])))
+        assert torch.equal(packed[:16], tokens[:, :, :, heads * part : heads * (part + 1)])
+        assert not packed[16:].any()
 
 
-def test_a_part_is_one_peers_cache_layout() -> None:
-    """TP 1 with blocks of 4 to TP 2 with blocks of 8: each peer unpacks its part as it stands."""
-    cache, blocks = random_cache(9), [7, 2, 5, 0]
-    staging = pack_blocks(cache, torch.tensor(blocks), block_size=8, parts=2)
-    peer = random_cache(6, block_size=8, num_kv_heads=2)
-    unpack_blocks(staging[1:2], peer, torch.tensor([3, 1]))
-    assert torch.equal(token_kv(peer, [3, 1]), token_kv(cache, blocks)[:, :, :, 2:])
-
-
-@pytest.mark.parametrize(("block_size", "parts"), [(4, 1), (8, 1), (2, 1), (4, 4), (16, 2), (3, 2)])
-def test_unpacking_what_was_packed_restores_it(block_size: int, parts: int) -> None:
-    cache, target = random_cache(9), random_cache(9)
-    untouched = target.clone()
-    staging = pack_blocks(cache, torch.tensor([7, 2, 5]), block_size, parts)
-    unpack_blocks(staging, target, torch.tensor([1, 8, 3]))
-    assert torch.equal(target[[1, 8, 3]], cache[[7, 2, 5]])
-    others = [0, 2, 4, 5, 6, 7]
-    assert torch.equal(target[others], untouched[others])
-
-
-def test_an_unfilled_last_block_ends_in_zeros() -> None:
-    staging = pack_blocks(random_cache(5), torch.tensor([1, 2, 3]), block_size=8, parts=1)
-    assert staging.shape[1] == 2
-    assert not staging[0, 1, :, :, 4:].any()
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_joining_heads_undoes_what_several_ranks_wrote(parts: int) -> None:
+    """Each rank's block lies there as one stretch of the peer's."""
+    whole, heads = random_cache(9), 4 // parts
+    cache = whole.clone()
+    for block in (7, 2):
+        ranks = [whole[block, :, :, :, heads * rank : heads * (rank + 1)] for rank in range(parts)]
+        cache[block] = torch.cat([share.reshape(-1) for share in ranks]).view_as(cache[block])
+    assert parts == 1 or not torch.equal(cache, whole)
+    join_heads(cache, torch.tensor([7, 2]), parts)
+    assert torch.equal(cache, whole)
 
 
 def test_heads_that_do_not_split_are_refused() -> None:
-    with pytest.raises(ValueError, match="parts=3 does not divide num_kv_heads=4"):
-        pack_blocks(random_cache(2), torch.tensor([0]), block_size=4, parts=3)
-    with pytest.raises(ValueError, match="num_kv_heads=2"):
-        unpack_blocks(torch.zeros(1, 1, 3, 2, 4, 4, 8), random_cache(2, num_kv_heads=2), torch.tensor([0]))
+    with pytest.raises(ValueError, match="3 x 1 KV heads, the cache has num_kv_heads=4"):
+        pack_into(random_cache(2), torch.tensor([0]), torch.zeros(3, 1, 3, 2, 4, 1, 8))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -63,12 +55,8 @@ def test_heads_that_do_not_split_are_refused() -> None:
 def test_triton_equals_the_reference(block_size: int, parts: int, dtype: torch.dtype, device: torch.device) -> None:
     cache = random_cache(9).to(device, dtype)
     blocks = torch.tensor([7, 2, 5], device=device)
-    staged_blocks = -(-12 // block_size)
-    expected, actual = torch.zeros(2, parts, staged_blocks, 3, 2, block_size, 4 // parts, 8, device=device).to(dtype)
-    move_blocks_reference(cache, blocks, expected, to_staging=True)
-    move_blocks_triton(cache, blocks, actual, to_staging=True)
+    expected = staging_for(12, block_size, parts).to(device, dtype)
+    actual = expected.clone()
+    pack_reference(cache, blocks, expected)
+    pack_triton(cache, blocks, actual)
     assert torch.equal(actual, expected)
-    target = torch.zeros_like(cache)
-    move_blocks_triton(target, blocks, actual, to_staging=False)
-    assert torch.equal(target[blocks], cache[blocks])
-    assert target.count_nonzero() == cache[blocks].count_nonzero()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from baton.transfer.factory import make_mover
+from baton.transfer.factory import MoverPlace, make_plain_mover
 from baton.transfer.local_mover import LocalFabric, LocalMover
 from baton.transfer.mover import Arrival, Incarnation, TransferError
 
@@ -36,14 +36,6 @@ def test_a_write_copies_whole_blocks_and_tells_both_sides() -> None:
     assert (completion.transfer, completion.num_bytes, completion.error) == (transfer, 2 * 12, None)
     assert b.poll().arrivals == [Arrival(A, b"t")]
     assert b.poll().arrivals == []
-
-
-def test_a_read_copies_here_and_tells_the_owner() -> None:
-    _, a, b, ours, theirs = joined(hold=False)
-    theirs[3] = 7
-    a.read(B, numbers(3), numbers(0), b"t")
-    assert torch.equal(ours[0], theirs[3])
-    assert b.poll().arrivals == [Arrival(A, b"t")]
 
 
 def test_held_transfers_end_in_the_order_that_the_test_chooses() -> None:
@@ -100,9 +92,9 @@ def test_a_strided_cache_is_refused() -> None:
 
 def test_auto_is_local_exactly_where_a_fabric_joins_the_peers() -> None:
     kv = torch.zeros(2, 4)
-    assert make_mover("auto", kv, A, fabric=LocalFabric()).describe().mover == "local"
-    nixl = make_mover("auto", kv, A)
+    assert make_plain_mover("auto", kv, A, MoverPlace(fabric=LocalFabric())).describe().mover == "local"
+    nixl = make_plain_mover("auto", kv, A, MoverPlace())
     assert nixl.describe().mover == "nixl"
     nixl.close()
     with pytest.raises(TransferError, match="needs a fabric"):
-        make_mover("local", kv, A)
+        make_plain_mover("local", kv, A, MoverPlace())

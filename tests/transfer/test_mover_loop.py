@@ -55,17 +55,6 @@ async def test_a_write_is_told_on_the_event_loop_of_each_side() -> None:
     assert torch.equal(b.mover.rows.view(torch.int64).flatten(), torch.tensor([0, 0, 0, 0, 0, 1, 2, 0]))
 
 
-async def test_a_read_goes_the_other_way() -> None:
-    _, a, b = two_sides()
-    theirs = b.start()
-    async with asyncio.timeout(10):
-        await theirs.connect(A, a.mover.describe())
-        theirs.read(A, (3,), (0,), b"t")
-        assert (await b.completions.get()).error is None
-        await theirs.close()
-    assert b.mover.rows.view(torch.int64)[0, 0] == 4
-
-
 async def test_a_write_that_cannot_be_posted_ends_in_a_failed_completion() -> None:
     _, a, _ = two_sides()
     ours = a.start()

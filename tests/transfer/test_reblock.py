@@ -10,7 +10,9 @@ import torch
 
 from baton.transfer.local_mover import LocalFabric, LocalMover
 from baton.transfer.mover import Arrival, Incarnation, TransferError
-from baton.transfer.reblock import NUM_BUFFERS, ReblockingMover, source_blocks
+from baton.transfer.reblock import ReblockingMover
+from baton.transfer.route import source_blocks
+from baton.transfer.staging import NUM_BUFFERS
 
 A, B = Incarnation("a"), Incarnation("b")
 

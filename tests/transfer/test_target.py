@@ -268,3 +268,18 @@ def test_beats_go_only_where_attempts_live(side: Side) -> None:
 
 def test_attempts_are_named_with_the_peers_life(side: Side) -> None:
     assert side.attempt == Attempt(P, "r1", side.epoch)
+
+
+def test_blocks_that_do_not_hold_what_was_sent_fail_the_attempt_and_stay_in_quarantine() -> None:
+    side = Side()
+    side.place()
+    side.prefilled(2)
+    side.arrive(0)
+    tag = encode_tag(WriteTag("r1", side.epoch, 1))
+    actions = side.target.on_arrival(Arrival(P, tag, "blocks [8] do not hold what was sent"), 0.0)
+    assert actions == [
+        Send(P, Abort(handover="r1", epoch=side.epoch)),
+        Quarantine(side.attempt),
+        Fallback(side.attempt, "blocks [8] do not hold what was sent"),
+    ]
+    assert side.arrive(1) == []

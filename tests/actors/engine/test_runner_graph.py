@@ -134,5 +134,5 @@ def test_the_ladders_of_sizes_end_with_the_largest_step() -> None:
     assert decode_sizes(6) == [1, 2, 4, 6]
     assert decode_sizes(256)[-1] == 256
     assert decode_sizes(100)[-3:] == [80, 96, 100]
-    assert cut_sizes(200) == [16, 32, 64, 128, 200]
+    assert cut_sizes(200) == [16, 32, 64, 128, 192, 200]
     assert cut_sizes(8192)[-2:] == [1792, 2048]

@@ -1,4 +1,4 @@
-"""A decode worker's memory in a process of its own, for tests and benchmarks of the NIXL mover."""
+"""A decode worker's memory in a process of its own, for tests and benchmarks of movers."""
 
 from __future__ import annotations
 
@@ -10,18 +10,35 @@ from multiprocessing.process import BaseProcess
 
 import torch
 
-from baton.transfer.mover import Incarnation, KVMover, MemoryDescriptor
-from baton.transfer.nixl_mover import NixlMover, set_env_defaults
+from baton.transfer.config import MoverKind
+from baton.transfer.factory import MoverPlace, make_plain_mover
+from baton.transfer.mover import Incarnation, MemoryDescriptor, PlainMover
+from baton.transfer.nixl_mover import set_env_defaults
+from baton.transfer.verified_mover import VerifiedMover
 
 ANSWER_S = 30.0
 
 
-def serve(pipe: Connection, incarnation: str, num_blocks: int, block_bytes: int, poll_s: float) -> None:
+@dataclass(frozen=True)
+class Site:
+    """Which mover joins the two, and where each has its memory."""
+
+    kind: MoverKind = "nixl"
+    ours: str = "cpu"
+    theirs: str = "cpu"
+    verify: bool = False
+
+    def mover(self, kv: torch.Tensor, name: Incarnation) -> PlainMover:
+        plain = make_plain_mover(self.kind, kv, name, MoverPlace())
+        return VerifiedMover(plain, kv) if self.verify else plain
+
+
+def serve(pipe: Connection, site: Site, incarnation: str, num_blocks: int, block_bytes: int, poll_s: float) -> None:
     """Own a memory of zeros, report arrivals as they come, answer "read" with a block's bytes, end on "stop"."""
     torch.set_num_threads(1)
-    kv = torch.zeros(num_blocks, block_bytes, dtype=torch.uint8)
+    kv = torch.zeros(num_blocks, block_bytes, dtype=torch.uint8, device=site.theirs)
     kv.fill_(0)  # touch every page, so that no transfer pays for page faults
-    mover = NixlMover(kv, Incarnation(incarnation))
+    mover = site.mover(kv, Incarnation(incarnation))
     pipe.send(mover.describe())
     our_peer, memory = pipe.recv()
     mover.connect(our_peer, memory)
@@ -34,7 +51,7 @@ def serve(pipe: Connection, incarnation: str, num_blocks: int, block_bytes: int,
             if request == "stop":
                 mover.close()
                 return
-            pipe.send(kv[request].numpy().tobytes())
+            pipe.send(kv[request].cpu().numpy().tobytes())
 
 
 @dataclass
@@ -61,13 +78,14 @@ class Peer:
 
 
 def start_peer(
-    mover: KVMover, ours: Incarnation, incarnation: str, *, num_blocks: int, block_bytes: int, poll_s: float = 1e-3
+    site: Site, mover: PlainMover, ours: Incarnation, incarnation: str, *, shape: tuple[int, int], poll_s: float = 1e-3
 ) -> Peer:
-    """Start the process and connect both ways."""
+    """Start the process with [num_blocks, block_bytes] of memory and connect both ways."""
     set_env_defaults(os.environ)
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["mover_peer", "nixl", "torch.distributed"])
     pipe, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(theirs, incarnation, num_blocks, block_bytes, poll_s), daemon=True)
+    process = context.Process(target=serve, args=(theirs, site, incarnation, *shape, poll_s), daemon=True)
     process.start()
     theirs.close()
     assert pipe.poll(ANSWER_S), "the peer process did not start"
