@@ -126,14 +126,14 @@ def check(collector: Collector, ttft_s: float) -> None:
     root = collector.named("completions", "gateway")
     assert root.parent == CALLER.split("-")[2]
     parts = [collector.named(name, "gateway") for name in ("plan", "queue", "first token")]
-    assert sum(span.seconds for span in parts) == pytest.approx(ttft_s, rel=0.05)
+    assert sum(span.seconds for span in parts) == pytest.approx(ttft_s, rel=0.05, abs=0.02)
     serve = collector.named("serve", "decode")
     assert {span.parent for span in parts} == {serve.parent} == {root.id}
     by_peer, handover = collector.named("prefill by peer", "decode"), collector.named("hand-over", "decode")
     assert {span.parent for span in (by_peer, handover)} == {serve.id}
     queue, prefill = collector.named("queue", "prefill"), collector.named("prefill", "prefill")
     assert queue.seconds + prefill.seconds <= by_peer.seconds <= parts[2].seconds
-    assert prefill.seconds > 0.8 * ttft_s
+    assert prefill.seconds >= 2 * 0.03  # chunks, at so much a step
     for span in collector.spans:
         assert root.start_s - 0.001 <= span.start_s <= span.end_s <= root.end_s + 0.05
 
