@@ -233,8 +233,9 @@ CACHE = (
         "cached over cached and computed prompt tokens, where prompts are computed",
         (
             Query(
-                f"rate(baton_cached_tokens_total[{R}]) / (rate(baton_cached_tokens_total[{R}])"
-                f' + on (worker) rate(baton_computed_tokens_total{{kind="prefill"}}[{R}]))',
+                f"sum by (worker) (rate(baton_cached_tokens_total[{R}]))"
+                f" / (sum by (worker) (rate(baton_cached_tokens_total[{R}]))"
+                f' + sum by (worker) (rate(baton_computed_tokens_total{{kind="prefill"}}[{R}])))',
                 "{{worker}}",
             ),
         ),

@@ -93,7 +93,11 @@ async def trouble(operator: Operator, gateway: str) -> None:
     os.kill(pid, signal.SIGKILL)
     await asyncio.sleep(1)
     await operator.until_settled(120)
-    await asyncio.sleep(2 * CALM_S)
+    async with httpx.AsyncClient(base_url=gateway, timeout=30) as http:
+        for number in range(int(2 * CALM_S)):  # prompts that no cache holds
+            body = {"model": MODEL, "prompt": f"{number} bottles stand on the wall. " * 9, "max_tokens": 2}
+            await http.post("/v1/completions", json=body)
+            await asyncio.sleep(1)
 
 
 def measured_side(expression: str) -> list[str]:
