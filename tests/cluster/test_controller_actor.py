@@ -25,7 +25,11 @@ from baton.cluster.controller_actor import find_controller
 from baton.cluster.errors import ClusterError, OperationRefusedError
 from baton.cluster.operate import Operator
 
-pytestmark = [pytest.mark.usefixtures("shared_ray"), pytest.mark.timeout(120)]
+pytestmark = [
+    pytest.mark.usefixtures("shared_ray"),
+    pytest.mark.timeout(120),
+    pytest.mark.asyncio(loop_scope="module"),
+]
 
 ray.cloudpickle.register_pickle_by_value(tiny_processes)  # actors do not find this folder
 
@@ -42,17 +46,30 @@ def config(model: str, **changes: Any) -> ClusterConfig:
 
 
 async def up(settings: ClusterConfig) -> ClusterStatus:
-    operator = Operator("tiny")
+    operator = Operator(settings.name)
     await operator.up(settings, worker=TinyWorker, gateway=TinyGateway)
     return await operator.until_settled(30)
 
 
-@pytest_asyncio.fixture
-async def operator(tmp_path: Path) -> AsyncGenerator[Operator]:
-    operator = Operator("tiny")
-    await up(config(str(tmp_path)))
-    yield operator
-    await operator.down()
+@pytest.fixture(scope="module")
+def heard(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the tiny workers leave word of the deaths they heard of."""
+    return tmp_path_factory.mktemp("heard")
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def running(shared_ray: None, heard: Path) -> AsyncGenerator[Operator]:
+    await up(config(str(heard)))
+    yield Operator("tiny")
+    await Operator("tiny").down()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def operator(running: Operator, heard: Path) -> Operator:
+    """The cluster as it was at first, whatever the test before has made of it."""
+    await running.up(config(str(heard)))
+    await running.until_settled(30)
+    return running
 
 
 def pids(status: ClusterStatus) -> dict[str, int]:
@@ -75,7 +92,7 @@ async def test_workers_outlive_a_killed_controller_and_the_next_one_finds_them(o
     assert after.desired == {"prefill": 1, "decode": 3}
 
 
-async def test_a_killed_worker_is_launched_anew_and_its_peers_hear_of_it(operator: Operator, tmp_path: Path) -> None:
+async def test_a_killed_worker_is_launched_anew_and_its_peers_hear_of_it(operator: Operator, heard: Path) -> None:
     before = pids(await operator.status())
     os.kill(before["decode-0"], signal.SIGKILL)
     async with asyncio.timeout(30):
@@ -83,7 +100,7 @@ async def test_a_killed_worker_is_launched_anew_and_its_peers_hear_of_it(operato
             await asyncio.sleep(0.05)
     assert now["prefill-0"] == before["prefill-0"]
     await settled(operator)
-    assert list(tmp_path.glob("prefill-0-heard-*"))
+    assert list(heard.glob("prefill-0-heard-*"))
 
 
 async def test_pools_grow_shrink_switch_and_restart(operator: Operator) -> None:
@@ -116,37 +133,36 @@ async def test_prometheus_finds_every_process_at_the_controller(operator: Operat
         assert (await http.get("/status")).json()["is_settled"] is True
 
 
-async def test_a_new_configuration_rolls_only_what_it_changes(operator: Operator, tmp_path: Path) -> None:
+async def test_a_new_configuration_rolls_only_what_it_changes(operator: Operator, heard: Path) -> None:
     before = pids(await operator.status())
     pools = {"prefill": {"num_cpus": 1}, "decode": {"num_cpus": 1, "worker": {"engine": {"max_num_seqs": 3}}}}
-    await operator.up(config(str(tmp_path), pools=pools))
+    await operator.up(config(str(heard), pools=pools))
     after = pids(await settled(operator))
     assert after.keys() == {"prefill-0", "decode-0"} and after["prefill-0"] == before["prefill-0"]
     assert after["decode-0"] != before["decode-0"]
     with pytest.raises(OperationRefusedError, match="router cannot change while the cluster runs"):
-        await operator.up(config(str(tmp_path), router={"port": 1234}))
+        await operator.up(config(str(heard), router={"port": 1234}))
 
 
 async def test_a_cluster_that_cannot_start_says_why_and_leaves_nothing() -> None:
     with pytest.raises(ClusterError, match="did not start: ValueError: these weights are broken"):
-        await up(config("broken"))
-    await Operator("tiny").down()
-    assert ray.available_resources()["CPU"] == 8
+        await up(config("broken", name="broken"))
+    await Operator("broken").down()
+    assert not [actor for actor in ray.util.list_named_actors(all_namespaces=True) if "broken" in str(actor)]
 
 
 async def test_the_end_leaves_nothing_even_without_a_controller(tmp_path: Path) -> None:
-    status = await up(config(str(tmp_path)))
-    ray.kill(find_controller("tiny"), no_restart=True)
-    await Operator("tiny").down()
+    status = await up(config(str(tmp_path), name="lost"))
+    ray.kill(find_controller("lost"), no_restart=True)
+    await Operator("lost").down()
     await until_gone(list(pids(status).values()))
-    async with asyncio.timeout(10):
-        while ray.available_resources().get("CPU") != 8:
-            await asyncio.sleep(0.1)
-    with pytest.raises(OperationRefusedError, match="no cluster 'tiny' is up here"):
-        await Operator("tiny").status()
+    groups = ray.util.placement_group_table().values()
+    assert {group["state"] for group in groups if group["name"].startswith("lost-")} == {"REMOVED"}
+    with pytest.raises(OperationRefusedError, match="no cluster 'lost' is up here"):
+        await Operator("lost").status()
 
 
-def test_what_a_process_is_started_with_is_small(tmp_path: Path) -> None:
+async def test_what_a_process_is_started_with_is_small(tmp_path: Path) -> None:
     """Ray evicts large constructor arguments, and an actor without them cannot be started again."""
     settings = config(str(tmp_path))
     assert all(len(pickle.dumps(spec)) < 10_000 for spec in settings.worker_specs())
