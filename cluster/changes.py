@@ -35,7 +35,7 @@ class Changes:
         self._record_death = record_death
         self._now_s = now_s
         self._gone: set[str] = set()
-        self._kills: set[asyncio.Task[None]] = set()
+        self._kills: dict[str, asyncio.Task[None]] = {}
 
     def begin(self, desired: Desired, workers: list[WatchedWorker], now_s: float) -> None:
         """Begin what can be begun now; `workers` gains those that are wanted and not there."""
@@ -44,11 +44,21 @@ class Changes:
             if worker.change is not None and worker.change.done():
                 worker.change = None
             if worker.change is None:
-                self._begin_one(worker, wanted.get(worker.name), workers, now_s)
+                self._try_one(worker, wanted.get(worker.name), workers, now_s)
         present = {worker.name for worker in workers}
         workers += [
             WatchedWorker(spec, self._health, now_s=now_s) for name, spec in wanted.items() if name not in present
         ]
+
+    def _try_one(
+        self, worker: WatchedWorker, spec: WorkerSpec | None, workers: Sequence[WatchedWorker], now_s: float
+    ) -> None:
+        try:
+            self._begin_one(worker, spec, workers, now_s)
+        except Exception as error:  # whatever Ray refuses for one worker must not keep the others waiting
+            logger.exception("%s cannot be changed now", worker.name)
+            worker.failure = f"{type(error).__name__}: {error}"
+            worker.launch_at_s = now_s + max(worker.backoff.next_delay_s(), 1.0)
 
     def _begin_one(
         self, worker: WatchedWorker, spec: WorkerSpec | None, workers: Sequence[WatchedWorker], now_s: float
@@ -84,18 +94,23 @@ class Changes:
         return True
 
     async def cancel(self, workers: Sequence[WatchedWorker]) -> None:
-        tasks = [worker.change for worker in workers if worker.change is not None] + list(self._kills)
+        tasks = [worker.change for worker in workers if worker.change is not None] + list(self._kills.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def kill_gateway(self, gateway: WatchedGateway) -> None:
+        """It cannot go on. Its port and name are free for another once it has ended."""
+        if gateway.name not in self._kills:
+            self._kills[gateway.name] = task = asyncio.create_task(_logged(gateway.name, self._end_gateway(gateway)))
+            task.add_done_callback(lambda _: self._kills.pop(gateway.name))
+
+    async def _end_gateway(self, gateway: WatchedGateway) -> None:
         process = gateway.process
         assert process is not None
-        gateway.ended(now_s=self._now_s())
-        task = asyncio.create_task(process.kill())
-        self._kills.add(task)
-        task.add_done_callback(self._kills.discard)
+        await process.kill()
+        if gateway.process is process:
+            gateway.ended(now_s=self._now_s())
 
     # The changes.
 
@@ -147,6 +162,7 @@ class Changes:
         process = worker.process
         if process is None:
             return
+        worker.forget_probe()
         if worker.state == "ready":
             await self._tell_gateways()
             grace_s = self._health.stop_timeout_s

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.actors.messages import Role
+from baton.cluster.errors import ClusterError
 
 if TYPE_CHECKING:
     from baton.cluster.controller import ClusterStatus
@@ -45,9 +46,14 @@ def up(
     operator = Operator(config.name)
 
     async def bring_up() -> None:
-        await operator.up(config)
+        is_new = await operator.up(config)
         if wait:
-            result = await _until_settled(operator, config.ray.start_timeout_s)
+            try:
+                result = await _until_settled(operator, config.ray.start_timeout_s)
+            except ClusterError:
+                if is_new:
+                    await operator.down()  # nothing half done is left; one that was up goes on trying
+                raise
             messages.print(f"[bold green]up[/bold green] {result.model} at {', '.join(result.gateways)}")
 
     asyncio.run(bring_up())

@@ -119,6 +119,8 @@ class Controller:
                 raise OperationRefusedError(
                     f"{field} cannot change while the cluster runs; leave it as it is, or take the cluster down and up"
                 )
+        if config.worker.served_name != running.worker.served_name:
+            raise OperationRefusedError("worker.served_name cannot change while the cluster runs: clients ask for it")
         self.supervisor.desired = self.supervisor.desired.applied(config)
 
     async def profile(self, worker_id: str, seconds: float) -> bytes:

@@ -41,13 +41,14 @@ class Operator:
         *,
         worker: WorkerBuilder = build_worker,
         gateway: GatewayBuilder = build_gateway,
-    ) -> None:
-        """Start the controller, or give the running one another configuration."""
+    ) -> bool:
+        """Start the controller, or give the running one another configuration; say whether it is a new one."""
         running = find_controller(self._name)
         if running is None:
             launch_controller(config, worker=worker, gateway=gateway)
         else:
             await _ask(running.apply.remote(config))
+        return running is None
 
     async def down(self) -> None:
         """Take everything down, even what a lost controller has left."""

@@ -159,11 +159,12 @@ class Supervisor:
 
     async def tick(self) -> None:
         """Probe every process, change what is not as wanted, tell gateways and peers what they do not know yet."""
-        probes = [probe for process in self._watched() if (probe := process.ask()) is not None]
+        workers = [worker for worker in self._workers if not worker.is_leaving]
+        probes = [probe for process in (*workers, *self._gateways) if (probe := process.ask()) is not None]
         if probes:
             await asyncio.wait(probes, timeout=self._health.poll_s)
         now_s = self._clock.now_s()
-        for worker in self._workers:
+        for worker in workers:
             ended = worker.settle(now_s=now_s)
             if ended is not None:
                 self._record_death(ended)

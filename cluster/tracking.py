@@ -99,12 +99,15 @@ class Tracked(Generic[T, P]):
         return None
 
     def ended(self, *, now_s: float, delay_s: float | None = None) -> T | None:
-        """The process is gone: wait for the next launch. Return what it had announced."""
+        """The process is gone: wait for the next launch. Return what it had announced.
+
+        Without `delay_s` it has died; with it, its end was wanted.
+        """
         before, self._life = self._life, Life()
         self.forget_probe()
         self.process, self.state, self.is_unheard = None, "waiting", False
         self.launch_at_s = now_s + (self.backoff.next_delay_s() if delay_s is None else delay_s)
-        self.num_restarts += 1
+        self.num_restarts += delay_s is None
         return before.ready
 
     def forget_probe(self) -> None:
