@@ -20,14 +20,18 @@ from baton.actors.engine.batch import Runner
 from baton.actors.engine.checkpoint import Checkpoint, build_model, open_checkpoint
 from baton.actors.engine.config import EngineConfig
 from baton.actors.engine.engine import Engine
+from baton.actors.engine.grammar import GrammarStore
 from baton.actors.engine.kv_cache import KVSpec
 from baton.actors.engine.model_config import ModelConfig, UnsupportedModelError
 from baton.actors.engine.model_reference import resolve_model
 from baton.actors.engine.models.model import Model
 from baton.actors.engine.runner import TorchRunner
 from baton.actors.engine.runner_ranks import follow
+from baton.actors.engine.vocabulary import load_vocabulary
 from baton.actors.engine.weights import Placement
 from baton.actors.engine.work import MeteredRunner, ModelCost, WorkDone
+from baton.actors.grammar_process import CompileLimits, CompilerSeat
+from baton.actors.grammars import Grammars, NoGrammars, WorkerGrammars
 from baton.actors.ranks import NoRanks, Ranks, Seat, start_ranks
 from baton.kernels.attention import AttentionBackend, AttentionShape, GraphSize
 from baton.kernels.attention_split import SplitAttention
@@ -50,6 +54,7 @@ class BuiltEngine:
     num_blocks: int
     max_context: int
     ranks: Ranks = field(default_factory=NoRanks)  # the caller closes them
+    grammars: Grammars = field(default_factory=NoGrammars)  # and these
     work: WorkDone = field(default_factory=WorkDone)
     ceilings: Ceilings | None = None
 
@@ -61,6 +66,7 @@ class _Share:
     kv: torch.Tensor
     spec: KVSpec
     runner: Runner
+    grammars: GrammarStore
 
 
 @torch.inference_mode()
@@ -133,7 +139,13 @@ def join_engine(
         eos_token_ids=frozenset(model.config.eos_ids),
     )
     layout = kv_layout(config, version, model.config, share.spec)
-    return BuiltEngine(engine, share.kv, layout, num_blocks, max_context, ranks, work)
+    grammars = WorkerGrammars(share.grammars, lambda: _compiler_seat(config, model.config))
+    return BuiltEngine(engine, share.kv, layout, num_blocks, max_context, ranks, grammars, work)
+
+
+def _compiler_seat(config: WorkerConfig, model: ModelConfig) -> CompilerSeat:
+    limits = CompileLimits(config.grammar_compile_s, config.grammar_compile_mb << 20)
+    return CompilerSeat(resolve_model(config.model), tuple(model.eos_ids), model.vocab_size, limits)
 
 
 def _open(config: WorkerConfig) -> Checkpoint:
@@ -152,19 +164,30 @@ def _share(config: WorkerConfig, model: Model, placement: Placement, agree: Call
     kv = spec.allocate(num_blocks, placement.device)
     max_context = config.engine.max_context or model.config.max_context
     is_quiet = placement.collective.rank > 0
-    return _Share(kv, spec, _runner(model, kv, config.engine, max_context, is_quiet=is_quiet))
+    eos_ids, vocab_size = model.config.eos_ids, model.config.vocab_size
+    grammars = GrammarStore(lambda: load_vocabulary(resolve_model(config.model), eos_ids), vocab_size)
+    runner = _runner(model, kv, config.engine, max_context, grammars, is_quiet=is_quiet)
+    return _Share(kv, spec, runner, grammars)
 
 
-def _runner(model: Model, kv: torch.Tensor, engine: EngineConfig, max_context: int, *, is_quiet: bool) -> Runner:
+def _runner(
+    model: Model,
+    kv: torch.Tensor,
+    engine: EngineConfig,
+    max_context: int,
+    grammars: GrammarStore,
+    *,
+    is_quiet: bool,
+) -> Runner:
     if not kv.is_cuda:
-        return TorchRunner(model, kv, num_slots=engine.max_num_seqs, make_attention=TorchAttention)
+        return TorchRunner(model, kv, num_slots=engine.max_num_seqs, make_attention=TorchAttention, grammars=grammars)
     from baton.actors.engine.runner_graph import GraphLimits, GraphRunner
 
     num_slots = engine.max_num_seqs
     max_blocks = min(num_slots * -(-max_context // kv.shape[3]), 4 * kv.shape[0])
     make_attention = gpu_attention(model.shapes, kv.dtype, kv.device, GraphSize(num_slots, max_blocks))
     limits = GraphLimits(num_slots, max_blocks, engine.max_step_tokens)
-    runner = GraphRunner(model, kv, limits=limits, make_attention=make_attention)
+    runner = GraphRunner(model, kv, limits=limits, make_attention=make_attention, grammars=grammars)
     columns = (TextColumn("capturing CUDA graphs"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, transient=True, disable=is_quiet) as progress:
         task = progress.add_task("", total=None)

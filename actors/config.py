@@ -50,5 +50,7 @@ class WorkerConfig(BaseModel):
     tensor_parallel: int = Field(
         1, ge=1, le=8, description="ranks that share the model, each a process with a GPU of its own, on one node"
     )
+    grammar_compile_s: int = Field(10, ge=1, description="processor seconds that compiling one grammar may take")
+    grammar_compile_mb: int = Field(1024, ge=64, description="MiB of memory that compiling one grammar may take")
     engine: EngineConfig = EngineConfig()
     transfer: TransferConfig = TransferConfig()

@@ -16,6 +16,7 @@ class Live:
     generation: Generation
     session: GatewaySession
     fetch: asyncio.Task[None] | None = None
+    grammar: object = None  # held, so that the engine finds it
     deadline: asyncio.TimerHandle | None = None
 
     def end(self) -> None:

@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from baton.actors.engine.request import FinishReason, PromptOutput, Request, TokenLogprobs
+from baton.actors.step_cost import StepCost
 
 Role = Literal["prefill", "decode", "both"]
 
@@ -104,6 +105,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
     prompt: PromptOutput | None = None  # likewise, if the request asked for it
     finish: FinishReason | None = None
     error: str | None = None  # for finish == "error"
+    is_refusal: bool = False  # the error is the client's to mend: its grammar cannot be honoured
     served: ServedBy | None = None
 
 
@@ -114,9 +116,12 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     num_waiting: int = 0
     num_importing: int = 0  # their prompt's KV is computed by a peer, or on its way
     waiting_tokens: int = 0  # uncached prompt tokens not yet computed
+    waiting_context: float = 0.0  # sum over these of the positions that each attends to
+    prefill_share: float = 0.0  # of its time, lately, that went into prefill
     blocks_free: int = 0
     blocks_cached: int = 0
     blocks_held: int = 0
+    cost: StepCost | None = None  # what its steps cost, once it has fitted some
 
 
 class KVEvents(msgspec.Struct, frozen=True, kw_only=True):

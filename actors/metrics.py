@@ -6,7 +6,7 @@ each of the two starts where the other has no resolution (reference: shared/refe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sized
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -69,11 +69,11 @@ class WorkerMetrics:
         work: WorkDone,
         ceilings: Ceilings | None,
         info: Callable[[], WorkerInfo],
-        open_handovers: Callable[[], dict[str, int]],
+        handovers: Mapping[str, Sized],
     ) -> None:
         """Say where to look when Prometheus asks."""
         state = self.state
-        state.work, state.ceilings, state.info, state.open_handovers = work, ceilings, info, open_handovers
+        state.work, state.ceilings, state.info, state.handovers = work, ceilings, info, handovers
 
     @never_fails
     def on_report(self, report: StepReport) -> None:
@@ -110,7 +110,7 @@ class StateCollector(Collector):
         self.work = WorkDone()
         self.ceilings: Ceilings | None = None
         self.info: Callable[[], WorkerInfo] | None = None
-        self.open_handovers: Callable[[], dict[str, int]] = dict  # by side
+        self.handovers: Mapping[str, Sized] = {}  # by side
         self._worker = worker_id
 
     def collect(self) -> Iterator[Metric]:
@@ -118,7 +118,8 @@ class StateCollector(Collector):
             info = self.info()
             key = (info.role, info.version, info.mover)
             yield self._gauge("baton_worker_info", "What the worker is", {key: 1}, "role", "version", "mover")
-            yield self._gauge("baton_handovers_open", "Hand-overs under way", _keyed(self.open_handovers()), "side")
+            sides = _keyed({side: len(handovers) for side, handovers in self.handovers.items()})
+            yield self._gauge("baton_handovers_open", "Hand-overs under way", sides, "side")
         if self.report is not None:
             yield from self._collect_report(self.report)
         work = self.work

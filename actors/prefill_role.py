@@ -16,6 +16,7 @@ import msgspec
 from baton.actors import rpc
 from baton.actors.engine.request import Request
 from baton.actors.engine.updates import Update
+from baton.actors.grammars import CompilerLost, GrammarRefused, Grammars
 from baton.actors.messages import PrefillResult
 from baton.actors.metrics import WorkerMetrics
 from baton.actors.peer_session import PeerSession
@@ -43,6 +44,7 @@ class _Export:
     opened: float
     trace: str
     started: float = 0.0
+    grammar: object = None  # held, so that the engine finds it
 
 
 class PrefillRole:
@@ -51,7 +53,13 @@ class PrefillRole:
     spans: Spans = NoSpans()
 
     def __init__(
-        self, hello: Hello, steps: StepLoop, mover: MoverLoop, source: HandoverSource, metrics: WorkerMetrics
+        self,
+        hello: Hello,
+        steps: StepLoop,
+        mover: MoverLoop,
+        source: HandoverSource,
+        metrics: WorkerMetrics,
+        grammars: Grammars,
     ) -> None:
         self._hello = hello
         self._block_size = hello.layout.block_size
@@ -60,6 +68,8 @@ class PrefillRole:
         self._source = source
         self._metrics = metrics
         self._links = SlowLinks(is_gpu=hello.memory.memory == "VRAM")
+        self._grammars = grammars
+        self._tasks: set[asyncio.Task[None]] = set()
         self._sessions: dict[Incarnation, PeerSession] = {}
         self._block_sizes: dict[Incarnation, int] = {}  # of every life so far, one number each
         self._lives: dict[str, Incarnation] = {}  # the last one of each decode worker
@@ -173,7 +183,24 @@ class PrefillRole:
         engine_id = attempt.name
         self._exports[engine_id] = _Export(attempt, self._block_sizes[attempt.peer], time.monotonic(), request.trace)
         own = msgspec.structs.replace(request, id=engine_id)
-        self._steps.post(lambda engine: engine.submit(own, export=True))
+        if not request.grammar:
+            self._steps.post(lambda engine: engine.submit(own, export=True))
+            return
+        task = asyncio.get_running_loop().create_task(self._prefill_constrained(own))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _prefill_constrained(self, request: Request) -> None:
+        """The peer has compiled the grammar too: what fails here is this worker's fault, and the peer goes on."""
+        export = self._exports[request.id]
+        try:
+            export.grammar = await self._grammars.compiled(request.grammar)
+        except (GrammarRefused, CompilerLost) as error:
+            if self._exports.pop(request.id, None) is not None:
+                self._run(self._source.on_failed(export.attempt, str(error)))
+            return
+        if request.id in self._exports:  # else it was cancelled meanwhile
+            self._steps.post(lambda engine: engine.submit(request, export=True))
 
     def _cancel(self, engine_id: str) -> None:
         """The blocks stay until Release: writes from them may be pending, and the engine gives blocks out at once."""

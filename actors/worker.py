@@ -24,11 +24,11 @@ from baton.actors.engine.errors import EngineError
 from baton.actors.engine.updates import BlockCounts, Update
 from baton.actors.gateway_session import GatewaySession, KVView
 from baton.actors.generation import Generation, Moved
+from baton.actors.grammars import CompilerLost, GrammarRefused
 from baton.actors.live import Live, record_spans
 from baton.actors.messages import (
     Cancel,
     Frame,
-    Load,
     Output,
     PeerAddress,
     PrefillResult,
@@ -116,13 +116,13 @@ class Worker:
             self._steps.post(lambda _: torch.cuda.set_device(kv.device))  # the current device is a thread's own
         self._join_roles(mover_loop=MoverLoop(mover, self._on_completion, self._on_arrival, loop))
         self._metrics_address, self._close_metrics = self._metrics.serve(self._host, 0)
-        self._metrics.watch(self._built.work, self._built.ceilings, self.info, self._open_handovers)
+        sides = {"prefill": self._prefill, "decode": self._decode}
+        self._metrics.watch(self._built.work, self._built.ceilings, self.info, sides)
         self._server = rpc.make_server({
             rpc.SERVE: (self._serve_gateway, rpc.decode_to_worker),
             rpc.HANDOVER: (self._serve_peer, decode_message),
         })  # fmt: skip
-        port = self._server.add_insecure_port(f"{self._host}:{self.port}")
-        self._address = f"{self._host}:{port}"
+        self._address = f"{self._host}:{self._server.add_insecure_port(f'{self._host}:{self.port}')}"
         self._steps.start()
         await self._server.start()
         watched = (self._tick(), self._mover.wait_ended(), self._built.ranks.wait_lost())
@@ -138,7 +138,7 @@ class Worker:
         )
         target = HandoverTarget(beat_s=transfer.beat_s, stall_s=transfer.stall_s, hold_s=transfer.hold_s)
         self._mover = mover_loop
-        self._prefill = PrefillRole(self._hello, self._steps, mover_loop, source, self._metrics)
+        self._prefill = PrefillRole(self._hello, self._steps, mover_loop, source, self._metrics, self._built.grammars)
         self._prefill.spans = self.spans
         self._decode = DecodeRole(self._hello, self._steps, mover_loop, target, self)
 
@@ -149,6 +149,7 @@ class Worker:
         await self._decode.close()
         await self._server.stop(grace=0)
         self._steps.stop()
+        await self._built.grammars.close()
         await self._mover.close()
         await asyncio.to_thread(self._built.ranks.close)
         self._close_metrics()
@@ -189,9 +190,6 @@ class Worker:
             pid=os.getpid(),
             version=built.layout.weights_version,
         )
-
-    def _open_handovers(self) -> dict[str, int]:
-        return {"prefill": len(self._prefill), "decode": len(self._decode)}
 
     async def counts(self) -> BlockCounts:
         """Count blocks after a full integrity check, which walks every block: for tests and operators."""
@@ -265,6 +263,23 @@ class Worker:
         if request.deadline_s is not None:
             loop = asyncio.get_running_loop()
             live.deadline = loop.call_later(request.deadline_s, self._expire, live, request.deadline_s)
+        if request.grammar:
+            live.fetch = asyncio.create_task(self._start_constrained(live))
+        else:
+            self._start(live)
+
+    async def _start_constrained(self, live: Live) -> None:
+        request = live.generation.submit.request
+        try:
+            live.grammar = await self._built.grammars.compiled(request.grammar)
+        except (GrammarRefused, CompilerLost) as error:
+            is_refusal = isinstance(error, GrammarRefused)
+            self._emit(live, Output(request_id=request.id, finish="error", error=str(error), is_refusal=is_refusal))
+        else:
+            self._start(live)
+
+    def _start(self, live: Live) -> None:
+        submit, request = live.generation.submit, live.generation.submit.request
         # What is asked about a prompt is found where it is computed, and does not travel.
         is_own = submit.prefill is None or submit.prefill.incarnation == self.incarnation or request.prompt is not None
         if submit.prefill is None or is_own:
@@ -330,15 +345,7 @@ class Worker:
                 self._on_update(update)
         self._metrics.on_report(report)
         self._view.apply(report.events)
-        load = Load(
-            num_running=report.num_running,
-            num_waiting=report.num_waiting,
-            num_importing=len(self._decode),
-            waiting_tokens=report.waiting_tokens,
-            blocks_free=report.counts.free,
-            blocks_cached=report.counts.cached,
-            blocks_held=report.counts.held,
-        )
+        load = report.load(num_importing=len(self._decode))
         for session in self._sessions:
             session.add_state(load, report.events)
         self._decode.on_step()

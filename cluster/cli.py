@@ -16,6 +16,7 @@ from baton.cluster import cli_operate
 from baton.cluster.bench.command import BenchOptions, bench
 from baton.cluster.cli_options import takes
 from baton.cluster.errors import ClusterError
+from baton.cluster.sim.command import SimOptions, sim
 
 # What a shell reports for a command that the signal ended.
 INTERRUPTED, TERMINATED = 130, 143
@@ -106,6 +107,7 @@ def version() -> None:
 
 
 app.command()(takes(BenchOptions, bench))
+app.command()(takes(SimOptions, sim))
 
 
 def main() -> None:

@@ -52,7 +52,7 @@ class SamplingTensors:
     min_p: torch.Tensor | None = None  # float32; 0 = off
     penalties: Penalties | None = None
     bias: LogitBias | None = None
-    allowed: torch.Tensor | None = None  # [num_rows, vocab] bool: the grammar's mask
+    allowed: torch.Tensor | None = None  # [num_rows, ceil(vocab / 32)] int32: the grammar's mask, id i = bit i
 
 
 class Sampled(NamedTuple):
@@ -109,8 +109,14 @@ def adjust_logits(logits: torch.Tensor, params: SamplingTensors) -> torch.Tensor
         rows, ids, values = params.bias
         logits = logits.float().index_put((rows, ids), values, accumulate=True)
     if params.allowed is not None:
-        logits = logits.masked_fill(~params.allowed, float("-inf"))
+        logits = logits.masked_fill(~_unpacked(params.allowed, logits.shape[1]), float("-inf"))
     return logits
+
+
+def _unpacked(mask: torch.Tensor, vocab: int) -> torch.Tensor:
+    """A bool for each id, [num_rows, vocab]."""
+    bits = torch.arange(32, dtype=torch.int32, device=mask.device)
+    return ((mask[:, :, None] >> bits) & 1).view(mask.shape[0], -1)[:, :vocab].bool()
 
 
 def _penalised(logits: torch.Tensor, penalties: Penalties) -> torch.Tensor:

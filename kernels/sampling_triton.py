@@ -63,6 +63,7 @@ def _adjusted(logits: torch.Tensor, params: SamplingTensors) -> torch.Tensor:
         *(adjusted if pointer is None else pointer for pointer in pointers),
         logits.stride(0),
         vocab,
+        0 if allowed is None else allowed.shape[1],
         HAS_PROMPT=used.prompt_mask is not None,
         HAS_REPETITION=used.repetition is not None,
         HAS_PRESENCE=used.presence is not None,
@@ -142,9 +143,10 @@ def _adjust(
     repetition,  # [num_rows] float32
     presence,  # [num_rows] float32
     frequency,  # [num_rows] float32
-    allowed,  # [num_rows, vocab] bool
+    allowed,  # [num_rows, num_words] int32: 32 ids a word
     logits_stride,
     vocab,
+    num_words,
     HAS_PROMPT: tl.constexpr,
     HAS_REPETITION: tl.constexpr,
     HAS_PRESENCE: tl.constexpr,
@@ -170,7 +172,8 @@ def _adjust(
         if HAS_FREQUENCY:
             value -= tl.load(frequency + row) * count.to(tl.float32)
     if HAS_ALLOWED:
-        value = tl.where(tl.load(allowed + cell, inside, other=0) != 0, value, float("-inf"))
+        word = tl.load(allowed + row * num_words + (token >> 5), inside, other=0)
+        value = tl.where(((word >> (token & 31)) & 1) != 0, value, float("-inf"))
     tl.store(adjusted + cell, value, inside)
 
 

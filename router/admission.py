@@ -158,27 +158,33 @@ class Place:
         self.is_waiting = False
         self.is_released = False
         self._has_left = False
-        self._refusal: RouterError | None = None
-        self._news: asyncio.Event | None = None
+        self.refusal: RouterError | None = None
+        self._listener: Callable[[], None] | None = None
 
     async def wait(self) -> None:
         """Return when it is this sequence's turn. Raises Overloaded or NoWorkers when that will not come."""
-        self._news = asyncio.Event()
-        if self.is_waiting:
-            try:
-                async with asyncio.timeout(max(self.latest - self._admission.now(), 0.0)):
-                    await self._news.wait()
-            except TimeoutError:
-                raise self._admission.too_late() from None
-        if self._refusal is not None:
-            raise self._refusal
+        settled = asyncio.Event()
+        self.listen(settled.set)
+        try:
+            async with asyncio.timeout(max(self.latest - self._admission.now(), 0.0)):
+                await settled.wait()
+        except TimeoutError:
+            raise self._admission.too_late() from None
+        if self.refusal is not None:
+            raise self.refusal
+
+    def listen(self, on_settled: Callable[[], None]) -> None:
+        """Call `on_settled` when admission has spoken; at once if it has."""
+        self._listener = on_settled
+        if not self.is_waiting:
+            on_settled()
 
     def settle(self, refusal: RouterError | None) -> None:
         """Admission's word: go, or why not."""
         self.is_released = refusal is None
-        self._refusal = refusal
-        if self._news is not None:
-            self._news.set()
+        self.refusal = refusal
+        if self._listener is not None:
+            self._listener()
 
     def charged(self) -> None:
         """The request weighs on its workers now, so the next may be judged. Idempotent."""

@@ -13,6 +13,9 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 
 
+PolicyName = Literal["cost", "cache_aware", "least_loaded", "power_of_two", "round_robin", "random", "dynamo"]
+
+
 class CacheAwareLimits(BaseModel):
     """When a cached prefix is worth more than a shorter queue (see `policy.cache_aware`)."""
 
@@ -63,7 +66,7 @@ class RouterConfig(BaseModel):
     port: Annotated[int, Field(ge=0, le=65535)] = 0  # 0 = any free port
     advertise_host: str | None = None  # what `Gateway.start` returns when `host` is a wildcard
 
-    policy: Literal["cache_aware", "round_robin", "least_loaded"] = "cache_aware"
+    policy: PolicyName = "cache_aware"
     cache_aware: CacheAwareLimits = CacheAwareLimits()
     predicted_prefix_s: Seconds = 5.0  # how long a prefix counts as cached where it was just sent
 

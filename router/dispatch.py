@@ -17,7 +17,7 @@ from baton.actors.engine.request import Request, TokenLogprobs
 from baton.actors.messages import Output, Submit
 from baton.actors.spans import NoSpans, Spans
 from baton.router.admission import Admission, AdmissionLimits, Place
-from baton.router.errors import DeadlineExceeded, NoWorkers, WorkerFailed, WorkerLost
+from baton.router.errors import DeadlineExceeded, InvalidRequest, NoWorkers, WorkerFailed, WorkerLost
 from baton.router.membership import Membership
 from baton.router.metrics import Metrics
 from baton.router.routing import Charge, Route, Router
@@ -64,7 +64,7 @@ class Dispatcher:
         deadline_s = min(deadlines, default=None)
         return self.admission.enter(lens, key=terms.key, priority=requests[0].priority, deadline_s=deadline_s)
 
-    async def generate(self, request: Request, place: Place) -> AsyncGenerator[Output, None]:
+    async def generate(self, request: Request, place: Place, terms: Terms) -> AsyncGenerator[Output, None]:
         """Yield the request's outputs, those of one wake-up joined; closing the generator cancels it everywhere.
 
         Raises a RouterError instead of a last output: Overloaded or NoWorkers while it waits for its turn, WorkerLost,
@@ -82,7 +82,7 @@ class Dispatcher:
             self.spans.record("queue", request.trace, started, turn)
             while num_lost < self._max_attempts:
                 current = progress.next_request(num_lost + len(gave_up), loop.time() - started)
-                route = self._router.route(current, gave_up)
+                route = self._router.route(current, gave_up, targets=terms.slo, session=terms.session)
                 charge = self._router.charge(route)
                 place.charged()
                 try:
@@ -245,6 +245,8 @@ def _joined(outputs: Sequence[Output]) -> Output:
 
 
 def _raise_if_failed(output: Output) -> None:
+    if output.is_refusal:
+        raise InvalidRequest(f"the structured output cannot be honoured: {output.error}", param="response_format")
     if output.finish == "error":
         raise WorkerFailed(f"the worker failed: {output.error or 'no reason given'}")
     if output.finish == "cancelled":

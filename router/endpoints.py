@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar
 
 from pydantic import BaseModel
 
@@ -36,7 +36,6 @@ class Writer(Protocol):
     def body(self, deltas: Sequence[Delta], usage: Usage, baton: dict[str, Any]) -> bytes: ...
 
 
-@runtime_checkable
 class StreamWriter(Writer, Protocol):
     """Writes the reply as a body or as events."""
 

@@ -19,13 +19,16 @@ from baton.router.openai_models import (
     ChatText,
     CompletionChoice,
     CompletionLogprobs,
+    FunctionText,
     Reply,
     ReplyChoice,
     ReplyObject,
     TokenLogprob,
+    ToolCallText,
     TopLogprob,
     Usage,
 )
+from baton.router.parts import CallArguments, CallStart, Content, Part, Reasoning, join_parts
 from baton.router.tokenizer import Tokenizer
 
 DONE = b"data: [DONE]\n\n"
@@ -45,7 +48,9 @@ class Format(Protocol):
         """Return the chunks that tell one delta, in order."""
         ...
 
-    def choice(self, index: int, text: str, scored: Sequence[ScoredToken], finish: str | None) -> ReplyChoice: ...
+    def choice(self, index: int, deltas: Sequence[Delta]) -> ReplyChoice:
+        """Return what all deltas of one choice come to."""
+        ...
 
 
 class ReplyWriter:
@@ -78,15 +83,7 @@ class ReplyWriter:
         by_index: dict[int, list[Delta]] = {}
         for delta in deltas:
             by_index.setdefault(delta.index, []).append(delta)
-        choices = [
-            self._format.choice(
-                index,
-                "".join(delta.text for delta in parts),
-                [token for delta in parts for token in delta.scored],
-                parts[-1].finish,
-            )
-            for index, parts in sorted(by_index.items())
-        ]
+        choices = [self._format.choice(index, parts) for index, parts in sorted(by_index.items())]
         reply = Reply(
             id=self._id,
             object=self._format.object,
@@ -121,16 +118,25 @@ class ChatFormat:
         chunks: list[ChatChunkChoice] = []
         if delta.is_first:
             chunks.append(ChatChunkChoice(delta.index, ChatText("assistant", ""), None, None))
-        if delta.text or delta.scored:
-            chunks.append(
-                ChatChunkChoice(delta.index, ChatText(content=delta.text), self._logprobs(delta.scored), None)
-            )
+        texts = [_chunk_text(part) for part in delta.parts]
+        if delta.scored and not texts:
+            texts.append(ChatText(content=""))
+        logprobs = self._logprobs(delta.scored)
+        for text in texts:
+            chunks.append(ChatChunkChoice(delta.index, text, logprobs, None))
+            logprobs = None  # told once
         if delta.finish is not None:
             chunks.append(ChatChunkChoice(delta.index, ChatText(), None, delta.finish))
         return chunks
 
-    def choice(self, index: int, text: str, scored: Sequence[ScoredToken], finish: str | None) -> ChatChoice:
-        return ChatChoice(index, ChatText("assistant", text), self._logprobs(scored), finish)
+    def choice(self, index: int, deltas: Sequence[Delta]) -> ChatChoice:
+        answer = join_parts(part for delta in deltas for part in delta.parts)
+        calls = [
+            ToolCallText(None, call.id, "function", FunctionText(call.name, call.arguments)) for call in answer.calls
+        ]
+        content = None if calls and not answer.content else answer.content
+        message = ChatText("assistant", content, answer.reasoning or None, calls or None)
+        return ChatChoice(index, message, self._logprobs(_scored(deltas)), deltas[-1].finish)
 
     def _logprobs(self, scored: Sequence[ScoredToken]) -> ChatLogprobs | None:
         return ChatLogprobs([self._token(token) for token in scored]) if scored else None
@@ -159,8 +165,9 @@ class CompletionFormat:
             return []
         return [CompletionChoice(delta.index, delta.text, self._logprobs(delta.scored), delta.finish)]
 
-    def choice(self, index: int, text: str, scored: Sequence[ScoredToken], finish: str | None) -> CompletionChoice:
-        return CompletionChoice(index, text, self._logprobs(scored), finish)
+    def choice(self, index: int, deltas: Sequence[Delta]) -> CompletionChoice:
+        text = "".join(delta.text for delta in deltas)
+        return CompletionChoice(index, text, self._logprobs(_scored(deltas)), deltas[-1].finish)
 
     def _logprobs(self, scored: Sequence[ScoredToken]) -> CompletionLogprobs | None:
         if not scored:
@@ -184,6 +191,22 @@ class CompletionFormat:
             return data.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def _chunk_text(part: Part) -> ChatText:
+    match part:
+        case Content(text):
+            return ChatText(content=text)
+        case Reasoning(text):
+            return ChatText(reasoning_content=text)
+        case CallStart(index, id, name):
+            return ChatText(tool_calls=[ToolCallText(index, id, "function", FunctionText(name, ""))])
+        case CallArguments(index, text):
+            return ChatText(tool_calls=[ToolCallText(index, function=FunctionText(arguments=text))])
+
+
+def _scored(deltas: Sequence[Delta]) -> list[ScoredToken]:
+    return [token for delta in deltas for token in delta.scored]
 
 
 def _event(reply: Reply) -> bytes:

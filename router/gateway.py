@@ -20,9 +20,10 @@ from baton.router.admission import AdmissionLimits
 from baton.router.config import RouterConfig
 from baton.router.dispatch import Dispatcher
 from baton.router.health import Health
+from baton.router.http_protocol import BoundedHttp
 from baton.router.membership import Membership
 from baton.router.metrics import Metrics
-from baton.router.policy import make_policy
+from baton.router.policies import make_policy
 from baton.router.prefix_index import PrefixIndex
 from baton.router.routes import make_app
 from baton.router.routing import Router
@@ -64,7 +65,7 @@ class Gateway:
         listener = listen(self._config.host, self._config.port)
         config = uvicorn.Config(
             make_app(self._service, Health(self.membership)),
-            http="h11",  # the parser that bounds the size of headers
+            http=BoundedHttp,
             ws="none",
             lifespan="off",
             log_config=None,

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import codecs
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.actors.engine.request import PromptOutput, Request, TokenLogprobs
 from baton.actors.messages import Output, ServedBy
@@ -20,6 +20,7 @@ from baton.router.dispatch import Dispatcher
 from baton.router.errors import Overloaded, RouterError
 from baton.router.metrics import Metrics
 from baton.router.openai_models import PromptTokensDetails, Usage
+from baton.router.parts import CallStart, Part, PartParser, PlainText, merged
 from baton.router.slo import Terms
 from baton.router.tokenizer import Tokenizer
 
@@ -42,6 +43,15 @@ class Echo:
 
 
 @dataclass(frozen=True, slots=True)
+class Manner:
+    """How outputs are to be understood, and what is told of them."""
+
+    make_parser: Callable[[], PartParser] = PlainText  # one for each choice
+    shown_ids: frozenset[int] = frozenset()  # control tokens that are text to the parser
+    tells_logprobs: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """News of one choice that the client may see. `finish` is set on its last."""
 
@@ -51,13 +61,20 @@ class Delta:
     scored: tuple[ScoredToken, ...]
     finish: str | None
     pooled: bytes = b""  # the prompt's pooled hidden state, float32
+    parts: tuple[Part, ...] = ()  # what the text means
 
 
 class Choice:
     """One sequence's state: what of its tokens has become text, and how it ended."""
 
     def __init__(
-        self, index: int, request: Request, stops: Sequence[str], tokenizer: Tokenizer, echo: Echo | None = None
+        self,
+        index: int,
+        request: Request,
+        stops: Sequence[str],
+        tokenizer: Tokenizer,
+        echo: Echo | None = None,
+        manner: Manner | None = None,
     ) -> None:
         self.index = index
         self.request = request
@@ -67,8 +84,16 @@ class Choice:
         self._echo = echo
         self._has_output = False
         self._stop_ids = frozenset(request.sampling.stop_token_ids)
+        manner = manner or Manner()
+        self._parser = manner.make_parser()
+        self._has_calls = False
+        self._tells_logprobs = manner.tells_logprobs
+        self._total_logprob = 0.0
         self._text = Detokenizer(
-            tokenizer.token_bytes, tokenizer.special_ids, stops=stops, min_tokens=request.sampling.min_tokens
+            tokenizer.token_bytes,
+            tokenizer.special_ids - manner.shown_ids,
+            stops=stops,
+            min_tokens=request.sampling.min_tokens,
         )
         self._offsets = _Offsets(tokenizer)
         self._unsent: list[ScoredToken] = []  # their text is still held back
@@ -93,21 +118,39 @@ class Choice:
         self.finish = "stop" if released.stopped else output.finish
         self.served = output.served
         for token, logprobs in zip(output.tokens[: released.num_tokens], output.logprobs or (), strict=False):
-            self._unsent.append(ScoredToken(token, self._offsets.take(token), logprobs))
+            self._total_logprob += logprobs.chosen
+            if self._tells_logprobs:
+                self._unsent.append(ScoredToken(token, self._offsets.take(token), logprobs))
         text = self._echo.text + released.text if self._echo is not None and is_first else released.text
         if not (text or is_first or self.finish):
             return None
         scored: tuple[ScoredToken, ...] = ()
         if text or self.finish:
             scored, self._unsent = tuple(self._unsent), []
-        return Delta(self.index, is_first, text, scored, self.finish)
+        parts = self._parse(text)
+        return Delta(self.index, is_first, text, scored, self.finish, parts=parts)
+
+    @property
+    def mean_logprob(self) -> float:
+        """Of the tokens sampled, if they were scored."""
+        return self._total_logprob / max(self.num_tokens, 1)
+
+    def _parse(self, text: str) -> tuple[Part, ...]:
+        parts = list(self._parser.push(text))
+        if self.finish is not None:
+            parts = merged([*parts, *self._parser.finish()])
+        self._has_calls |= any(isinstance(part, CallStart) for part in parts)
+        if self._has_calls and self.finish == "stop":
+            self.finish = "tool_calls"
+        return tuple(parts)
 
     def _only(self, text: str, output: Output) -> Delta:
         """End with what is told of the prompt: the token sampled after it was not asked for."""
         self.finish = "length"
         self.served = output.served
         scored = tuple(self._unsent)
-        return Delta(self.index, True, text, scored, self.finish, output.prompt.pooled if output.prompt else b"")
+        pooled = output.prompt.pooled if output.prompt else b""
+        return Delta(self.index, True, text, scored, self.finish, pooled, self._parse(text))
 
 
 class Generation:
@@ -131,6 +174,11 @@ class Generation:
         self._started = started
         self.ttft_s: float | None = None
         self.failure: RouterError | None = None  # told to the client in its stream
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every choice has given its last delta."""
+        return all(choice.finish is not None for choice in self._choices)
 
     async def deltas(self) -> AsyncGenerator[list[Delta], None]:
         """Yield what came together, together. Closing the generator cancels every sequence."""
@@ -159,6 +207,17 @@ class Generation:
         finally:
             for place in places:  # of sequences that were never started
                 place.leave()
+
+    def best(self, deltas: Sequence[Delta], num_kept: int) -> list[Delta]:
+        """Keep, of each prompt's choices, the `num_kept` whose tokens the model found likeliest, best first."""
+        if num_kept == self._num_choices:
+            return list(deltas)
+        indices: dict[int, int] = {}  # by the choice's own
+        for first in range(0, len(self._choices), self._num_choices):
+            group = self._choices[first : first + self._num_choices]
+            ranked = sorted(group, key=lambda choice: choice.mean_logprob, reverse=True)
+            indices |= {choice.index: len(indices) + i for i, choice in enumerate(ranked[:num_kept])}
+        return [replace(delta, index=indices[delta.index]) for delta in deltas if delta.index in indices]
 
     def usage(self) -> Usage:
         """Count what was used so far: a prompt once for all its choices."""
@@ -209,7 +268,7 @@ class Generation:
     async def _follow(self, choice: Choice, place: Place) -> AsyncGenerator[Delta, None]:
         first_s: float | None = None
         last_s: float | None = None
-        async with aclosing(self._dispatcher.generate(choice.request, place)) as outputs:
+        async with aclosing(self._dispatcher.generate(choice.request, place, self._terms)) as outputs:
             async for output in outputs:
                 now = time.monotonic()
                 before = choice.num_tokens

@@ -80,9 +80,14 @@ class HeavyLane:
         """End the process, whatever it is doing. Idempotent."""
         with self._lock:
             self._is_closed = True
+        self.kill_process()
+        self._caller.shutdown(wait=False, cancel_futures=True)
+
+    def kill_process(self) -> None:
+        """End the process; what it was doing fails, and the next call starts another."""
+        with self._lock:
             if self._process is not None:
                 self._process.kill()
-        self._caller.shutdown(wait=False, cancel_futures=True)
 
     async def _call(self, work: Canonical | EncodeChat | EncodePrompt) -> bytes:
         loop = asyncio.get_running_loop()

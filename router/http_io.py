@@ -8,7 +8,7 @@ import re
 import uuid
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -84,6 +84,11 @@ def reply_headers(request: Request) -> dict[str, str]:
     return {REQUEST_ID: given if re.fullmatch(r"[A-Za-z0-9._:-]{1,128}", given) else uuid.uuid4().hex}
 
 
+class Events(NamedTuple):
+    data: bytes  # one or more whole events
+    is_last: bool
+
+
 class EventStream(Response):
     """Server-sent events, one write for each item of `events`.
 
@@ -93,7 +98,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        events: AsyncGenerator[bytes, None],
+        events: AsyncGenerator[Events, None],
         headers: Mapping[str, str],
         error_body: ErrorBody,
         on_end: Callable[[int, str | None], None],
@@ -122,8 +127,7 @@ class EventStream(Response):
                 await error_response(error, headers, self._error_body)(scope, receive, send)
                 return error.status, error.code
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await send({"type": "http.response.body", "body": first, "more_body": True})
+            await send({"type": "http.response.body", "body": first.data, "more_body": not first.is_last})
             async for event in events:
-                await send({"type": "http.response.body", "body": event, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+                await send({"type": "http.response.body", "body": event.data, "more_body": not event.is_last})
         return 200, None

@@ -25,6 +25,7 @@ from pydantic import (
 
 from baton.actors.engine.request import Pooling, PromptParams
 from baton.router.errors import InvalidRequest
+from baton.router.tool_models import MAX_TOOLS, ToolCall, ToolChoice, Tools
 
 INT32_MAX = 2**31 - 1
 MAX_STOP_LEN = 1024  # characters
@@ -78,6 +79,9 @@ class GenerationFields(BaseModel):
     stream_options: StreamOptions | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
     priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=128)] | None = None
+    response_format: Any = None  # read by structured/constraint.py, and so is the next
+    structured_outputs: Any = None
     user: str | None = None
     metadata: Annotated[dict[str, MetadataValue], Field(max_length=16)] | None = None
 
@@ -89,7 +93,18 @@ class GenerationFields(BaseModel):
     def _stream_options_need_a_stream(self) -> GenerationFields:
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options is only allowed with stream: true", param="stream_options")
+        if self.best_of is not None and self.best_of < (self.n or 1):
+            raise InvalidRequest("best_of is less than n: raise it", param="best_of")
+        if self.stream and (self.best_of or 0) > (self.n or 1):
+            raise InvalidRequest(
+                "the best of several is known at the end: best_of > n needs stream: false", param="best_of"
+            )
         return self
+
+    @property
+    def num_sampled(self) -> int:
+        """Choices that are generated for each prompt; the best `n` of them are returned."""
+        return self.best_of or self.n or 1
 
 
 Fields = TypeVar("Fields", bound=BaseModel)
@@ -115,9 +130,11 @@ def _content_text(value: object) -> object:
 class Message(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str | None, BeforeValidator(_content_text)] = None
     name: Annotated[str, Field(max_length=256)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
+    tool_call_id: Annotated[str, Field(max_length=256)] | None = None
 
     @model_validator(mode="after")
     def _only_assistants_may_say_nothing(self) -> Message:
@@ -131,17 +148,16 @@ class ChatRequest(GenerationFields):
     max_completion_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: Any = None
-    tool_choice: Any = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     functions: Any = None
-    response_format: Any = None
+    thinking_budget: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None  # tokens between the think tags
+    chat_template_kwargs: dict[str, bool | int | float | str | None] | None = None
 
     @model_validator(mode="after")
     def _refuse_what_is_not_served(self) -> ChatRequest:
-        refuse_if("tools", self.tools)
         refuse_if("functions", self.functions)
-        refuse_if("tool_choice", self.tool_choice not in (None, "none", "auto"))
-        refuse_if("response_format", self.response_format not in (None, {"type": "text"}))
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
         return self
@@ -182,7 +198,6 @@ class CompletionRequest(GenerationFields):
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     suffix: Any = None
-    best_of: Annotated[int, Field(ge=1, le=128)] | None = None
     prompt_logprobs: Any = None
     _pooling: Pooling | None = PrivateAttr(None)  # set by the embeddings endpoint, never from outside
 
@@ -208,7 +223,6 @@ class CompletionRequest(GenerationFields):
     @model_validator(mode="after")
     def _refuse_what_is_not_served(self) -> CompletionRequest:
         refuse_if("suffix", self.suffix)
-        refuse_if("best_of", self.best_of is not None and self.best_of != (self.n or 1))
         if self.prompt_logprobs is not None:
             fix = "prompt_logprobs is not supported: ask for echo: true with logprobs"
             raise InvalidRequest(fix, param="prompt_logprobs")
@@ -278,11 +292,27 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
     text_offset: list[int]
 
 
+class FunctionText(msgspec.Struct, frozen=True, omit_defaults=True):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolCallText(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A call, or the part of one that a chunk adds; the index is a chunk's."""
+
+    index: int | None = None
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionText | None = None
+
+
 class ChatText(msgspec.Struct, frozen=True, omit_defaults=True):
     """A message, or the part of one that a chunk adds."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallText] | None = None
 
 
 class ChatChoice(msgspec.Struct, frozen=True):

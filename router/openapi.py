@@ -1,15 +1,14 @@
-"""The OpenAPI document: what the routes cannot tell FastAPI, since they read their bodies by themselves."""
+"""The OpenAPI document of the routes: their bodies, replies and errors."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
-from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
+from starlette.routing import Route
 
 from baton.router.bodies import BODIES
 from baton.router.embeddings import EmbeddingList
@@ -29,6 +28,7 @@ STATUSES = {
     503: "no worker can serve now: `retry-after` says when",
     504: "it took too long",
 }
+ANY_OBJECT = {"type": "object"}
 ERROR = {
     "type": "object",
     "required": ["error"],
@@ -42,32 +42,27 @@ ERROR = {
 }
 
 
-def describe(app: FastAPI) -> None:
-    """Make /openapi.json tell the bodies, replies and errors of every route."""
-    document: dict[str, Any] = {}
-
-    def openapi() -> dict[str, Any]:
-        if not document:
-            document.update(_document(app))
-        return document
-
-    app.openapi = openapi
-
-
-def _document(app: FastAPI) -> dict[str, Any]:
-    routes = [route for route in app.routes if isinstance(route, APIRoute) and route.include_in_schema]
-    document = get_openapi(title=app.title, version=app.version, routes=routes)
+def describe(routes: Sequence[Route], version: str) -> dict[str, Any]:
+    """Return the OpenAPI document of `routes`."""
     replies = {"chat": Reply, "completions": Reply, "embeddings": EmbeddingList}
     asked = {"tokenize": TokenizeReply, "detokenize": DetokenizeReply}
+    names = {name: model.__name__ for name, model in (replies | asked).items()}
     schemas = {"Error": ERROR} | _pydantic_schemas(*BODIES.values(), *asked.values())
     schemas |= msgspec.json.schema_components(set(replies.values()), ref_template=REF)[1]
-    keys = {"key": {"type": "http", "scheme": "bearer"}}
-    document["components"] = {"schemas": schemas, "securitySchemes": keys}
-    names = {name: model.__name__ for name, model in (replies | asked).items()}
-    for route in routes:
-        for method in route.methods:
-            _complete(document["paths"][route.path][method.lower()], route.name, names)
-    return document
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Baton", "version": version},
+        "paths": {
+            route.path.replace(":path}", "}"): {_method(route): _operation(route, names)}
+            for route in routes
+            if route.include_in_schema
+        },
+        "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+    }
+
+
+def _method(route: Route) -> str:
+    return "post" if route.name in BODIES else "get"
 
 
 def _pydantic_schemas(*models: type[BaseModel]) -> dict[str, Any]:
@@ -75,26 +70,32 @@ def _pydantic_schemas(*models: type[BaseModel]) -> dict[str, Any]:
     return models_json_schema(pairs, ref_template=REF.format(name="{model}"))[1]["$defs"]
 
 
-def _complete(operation: dict[str, Any], name: str, replies: dict[str, str]) -> None:
-    schema = _ref(replies[name]) if name in replies else {"type": "object"}
-    content: dict[str, Any] = {"application/json": {"schema": schema}}
+def _operation(route: Route, replies: dict[str, str]) -> dict[str, Any]:
+    name = route.name
+    content: dict[str, Any] = {"application/json": {"schema": _ref(replies[name]) if name in replies else ANY_OBJECT}}
     if name in STREAMED:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     if name == "metrics":
         content = {"text/plain": {"schema": {"type": "string"}}}
-    if name in BODIES:
-        body = {"application/json": {"schema": _ref(BODIES[name].__name__)}}
-        operation["requestBody"] = {"required": True, "content": body}
-        operation["security"] = [{}, {"key": []}]
-    headers = {
-        "x-request-id": {"description": "the client's, if it is harmless, or ours", "schema": {"type": "string"}}
-    }
     error = {"application/json": {"schema": _ref("Error")}}
-    operation["responses"] = {"200": {"description": "done", "content": content, "headers": headers}} | {
-        str(status): {"description": what, "content": error} for status, what in STATUSES.items()
+    failures = {str(status): {"description": what, "content": error} for status, what in STATUSES.items()}
+    if name == "health":
+        failures["503"] = {"description": "no worker makes progress", "content": content}
+    operation: dict[str, Any] = {
+        "operationId": name,
+        "parameters": [
+            {"name": parameter, "in": "path", "required": True, "schema": {"type": "string"}}
+            for parameter in route.param_convertors
+        ],
+        "responses": {"200": {"description": "done", "content": content}} | failures,
     }
-    if name == "can_serve":
-        operation["responses"]["503"]["content"] = content
+    if name in BODIES:
+        operation["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": _ref(BODIES[name].__name__)}},
+        }
+        operation["security"] = [{}, {"key": []}]
+    return operation
 
 
 def _ref(name: str) -> dict[str, str]:

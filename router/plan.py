@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from baton.actors.engine.request import Request
 from baton.router.errors import InvalidRequest
-from baton.router.generation import Echo
+from baton.router.generation import Echo, Manner
 from baton.router.openai_models import ChatRequest, CompletionRequest, Message
+from baton.router.reasoning import thinking_after
 from baton.router.sampling import ModelLimits, check_prompt, choice_seed, sampling_params
+from baton.router.speech import chat_speech, completion_speech, offered_tools
 from baton.router.tokenizer import Tokenizer
+from baton.router.tool_models import ToolCall
+
+TAIL = 16  # tokens of a rendered prompt that tell whether it ends inside a thought
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +31,33 @@ class Plan:
     requests: Sequence[Request]
     num_choices: int
     echo: Sequence[Echo | None]
+    manner: Manner
+
+    @property
+    def num_kept(self) -> int:
+        """Of each prompt's choices."""
+        return self.body.n or 1
 
 
 async def plan_chat(body: ChatRequest, tokenizer: Tokenizer, limits: ModelLimits, deadline_s: float) -> Plan:
-    tokens = await tokenizer.encode_chat([for_template(message) for message in body.messages])
-    requests = _requests(body, tokens, "messages", limits, deadline_s)
-    return Plan(body, requests, len(requests), [None] * len(requests))
+    tools = offered_tools(body)
+    tokens = await tokenizer.encode_chat(
+        [for_template(message) for message in body.messages],
+        [tool.model_dump(exclude_none=True) for tool in tools],
+        body.chat_template_kwargs or {},
+    )
+    thinking = thinking_after(tokenizer.decode(tokens[-TAIL:]), tokenizer.chat_template)
+    speech = chat_speech(body, tokenizer.dialect, thinking)
+    requests = _requests(body, tokens, "messages", limits, (deadline_s, speech.grammar))
+    manner = Manner(speech.make_parser, tokenizer.ids_of(speech.markers), bool(body.logprobs))
+    return Plan(body, requests, len(requests), [None] * len(requests), manner)
 
 
 async def plan_completion(
     body: CompletionRequest, tokenizer: Tokenizer, limits: ModelLimits, deadline_s: float
 ) -> Plan:
-    num_choices = body.n or 1
+    num_choices = body.num_sampled
+    speech = completion_speech(body)
     if num_choices * len(body.prompt) > 1024:
         raise InvalidRequest(
             f"{len(body.prompt)} prompts times n = {num_choices} is more than 1024: send fewer", param="n"
@@ -44,16 +66,21 @@ async def plan_completion(
     echo: list[Echo | None] = []
     for prompt in body.prompt:
         tokens = await tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else tuple(prompt)
-        requests += _requests(body, tokens, body.prompt_field, limits, deadline_s)
+        requests += _requests(body, tokens, body.prompt_field, limits, (deadline_s, speech.grammar))
         text = prompt if isinstance(prompt, str) else tokenizer.decode(tokens)
         echo += [Echo(text, is_all=body.max_tokens == 0) if body.echo else None] * num_choices
-    return Plan(body, requests, num_choices, echo)
+    return Plan(body, requests, num_choices, echo, Manner(tells_logprobs=body.logprobs is not None))
 
 
 def _requests(
-    body: ChatRequest | CompletionRequest, tokens: tuple[int, ...], param: str, limits: ModelLimits, deadline_s: float
+    body: ChatRequest | CompletionRequest,
+    tokens: tuple[int, ...],
+    param: str,
+    limits: ModelLimits,
+    terms: tuple[float, str],
 ) -> list[Request]:
     """Make one request per choice of one prompt: they differ in id and seed only, and share the tokens' tuple."""
+    deadline_s, grammar = terms
     check_prompt(tokens, limits, param)
     sampling = sampling_params(body, len(tokens), limits)
     return [
@@ -65,13 +92,29 @@ def _requests(
             priority=body.priority or 0,
             deadline_s=deadline_s,
             prompt=body.prompt_params if isinstance(body, CompletionRequest) else None,
+            grammar=grammar,
         )
-        for i in range(body.n or 1)
+        for i in range(body.num_sampled)
     ]
 
 
-def for_template(message: Message) -> dict[str, str]:
+def for_template(message: Message) -> dict[str, Any]:
     """Give the template what it knows: `developer` is OpenAI's newer name for the system role."""
     role = "system" if message.role == "developer" else message.role
-    fields = {"role": role, "content": message.content or ""}
-    return fields if message.name is None else fields | {"name": message.name}
+    fields: dict[str, Any] = {"role": role, "content": message.content or ""}
+    if message.name is not None:
+        fields["name"] = message.name
+    if message.tool_call_id is not None:
+        fields["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        fields["tool_calls"] = [_call_for_template(call) for call in message.tool_calls]
+    return fields
+
+
+def _call_for_template(call: ToolCall) -> dict[str, Any]:
+    """Templates want the arguments as an object."""
+    try:
+        arguments = json.loads(call.function.arguments or "{}")
+    except (ValueError, RecursionError):
+        raise InvalidRequest("a tool call's arguments in messages are not valid JSON", param="messages") from None
+    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}

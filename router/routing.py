@@ -7,84 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Generic, Protocol, TypeVar
 
 from baton.actors.engine.block_hash import BlockHash, block_hashes, root_hash
 from baton.actors.engine.request import Request
-from baton.actors.messages import Load, WorkerInfo
 from baton.router.errors import WorkerLost
-from baton.router.policy import Candidate, Policy
+from baton.router.fleet import Pool, RoutedWorker
+from baton.router.policy import Ask, Policy
 from baton.router.prefix_index import PrefixIndex
+from baton.router.slo import SloTargets
 
-SPARE_SEQUENCES = 4  # that may wait on a worker for a seat
-MIN_AVAILABLE = 0.05  # share of a worker's blocks, free or cached, below which what runs there needs them itself
-
-
-@dataclass(slots=True)
-class Tally:
-    num_requests: int = 0
-    num_tokens: int = 0
-
-
-class RoutedWorker:
-    """What the router knows of one life of a worker: what it says of itself, and what this gateway has sent it."""
-
-    def __init__(self, info: WorkerInfo) -> None:
-        self.info = info
-        self.load = Load()
-        self.num_own_requests = 0  # this gateway's, charged before they are sent
-        self.num_own_tokens = 0
-        self.num_dispatched = 0
-        # Charged after the last report, and between the last two. A worker counts what it had when a step began, and
-        # a request for a prefill worker comes by way of another: only the second report after it surely counts it.
-        self._fresh = Tally()
-        self._recent = Tally()
-
-    @property
-    def incarnation(self) -> str:
-        return self.info.peer.incarnation
-
-    @property
-    def num_requests(self) -> int:
-        """Everybody's requests there: as last reported, and this gateway's that cannot be in the report yet."""
-        load = self.load
-        num_reported = load.num_running + load.num_waiting + load.num_importing
-        return num_reported + self._fresh.num_requests + self._recent.num_requests
-
-    @property
-    def num_tokens(self) -> int:
-        """Uncached prompt tokens that it has yet to compute, in the same sense."""
-        return self.load.waiting_tokens + self._fresh.num_tokens + self._recent.num_tokens
-
-    @property
-    def has_room(self) -> bool:
-        """Whether another request would start soon, so that it need not wait where its turn can still be decided.
-
-        A worker always has work for two steps, and a few sequences for seats that come free.
-        """
-        info, load = self.info, self.load
-        num_requests = self.num_requests
-        num_available = load.blocks_free + load.blocks_cached
-        return num_requests == 0 or (
-            num_requests < info.max_sequences + SPARE_SEQUENCES
-            and self.num_tokens < 2 * info.step_tokens
-            and load.num_waiting < SPARE_SEQUENCES
-            and (num_available + load.blocks_held == 0 or num_available > MIN_AVAILABLE * info.num_blocks)
-        )
-
-    def take_load(self, load: Load) -> None:
-        self.load = load
-        self._recent, self._fresh = self._fresh, Tally()
-
-    def charge(self, num_tokens: int) -> Tally:
-        """Count one request more. What is released before a report can count it must come off the returned tally."""
-        self.num_own_requests += 1
-        self.num_own_tokens += num_tokens
-        self.num_dispatched += 1
-        self._fresh.num_requests += 1
-        self._fresh.num_tokens += num_tokens
-        return self._fresh
-
+NO_TARGETS = SloTargets()
 
 W = TypeVar("W", bound=RoutedWorker)
 W_co = TypeVar("W_co", bound=RoutedWorker, covariant=True)
@@ -105,12 +39,15 @@ class Leg(Generic[W_co]):
     worker: W_co
     hashes: Sequence[BlockHash]
     uncached: int
+    context: float = 0.0  # sum over these of the positions that each attends to
+    kv_tokens: int = 0  # that the request is expected to hold while it decodes there
 
 
 @dataclass(frozen=True, slots=True)
 class Route(Generic[W_co]):
     decode: Leg[W_co]
     prefill: Leg[W_co] | None
+    ttft_ms: float | None = None  # predicted
 
     @property
     def legs(self) -> Sequence[Leg[W_co]]:
@@ -126,7 +63,7 @@ class Charge:
 
     def on_first_token(self) -> None:
         """The prompt is computed: what is left is to decode."""
-        self._decode.release_tokens()
+        self._decode.release_prefill()
         if self._prefill is not None:
             self._prefill.release()
 
@@ -135,26 +72,71 @@ class Charge:
         self._decode.release()
 
 
+class _Weight:
+    """One request's weight on one worker."""
+
+    def __init__(self, leg: Leg[RoutedWorker]) -> None:
+        self._leg = leg
+        self._is_prefilled = self._is_released = False
+        self._tally = leg.worker.charge(leg.uncached, leg.context)
+        leg.worker.own_kv_tokens += leg.kv_tokens
+
+    def release_prefill(self) -> None:
+        if self._is_prefilled:
+            return
+        self._is_prefilled = True
+        leg = self._leg
+        leg.worker.num_own_tokens -= leg.uncached
+        leg.worker.num_own_prefills -= leg.uncached > 0
+        self._tally.num_tokens -= leg.uncached
+        self._tally.context -= leg.context
+
+    def release(self) -> None:
+        self.release_prefill()
+        if self._is_released:
+            return
+        self._is_released = True
+        worker = self._leg.worker
+        worker.num_own_requests -= 1
+        worker.own_kv_tokens -= self._leg.kv_tokens
+        self._tally.num_requests -= 1
+
+
 class Router(Generic[W]):
     def __init__(self, workers: Workers[W], index: PrefixIndex, policy: Policy) -> None:
         self._workers = workers
         self._index = index
         self._policy = policy
-        self._last_hashes = _Hashes((), "", {})
+        self._num_decisions = 0
+        self._last_prompt: _Prompt | None = None
 
-    def route(self, request: Request, without: Collection[str] = ()) -> Route[W]:
+    def route(
+        self, request: Request, without: Collection[str] = (), *, targets: SloTargets = NO_TARGETS, session: str = ""
+    ) -> Route[W]:
         """Choose who decodes, and who prefills if that is another. Raises WorkerLost when no decode worker is left.
 
-        `without`: incarnations that must not decode it.
+        `without`: incarnations that must not decode it. Requests of one `session` like to meet again.
         """
-        fresh = [worker for worker in self._workers.decoders() if worker.incarnation not in without]
-        if not fresh:
+        decoders = [worker for worker in self._workers.decoders() if worker.incarnation not in without]
+        if not decoders:
             raise WorkerLost("the worker was lost and no other can go on: try again", retry_after_s=1)
-        decode = self._choose(fresh, request)
         prefillers = self._workers.prefillers()
-        if not prefillers:
-            return Route(decode, None)
-        return Route(Leg(decode.worker, decode.hashes, 0), self._choose(prefillers, request))
+        self._num_decisions += 1
+        ask = Ask(
+            prompt_len=len(request.tokens),
+            number=self._num_decisions,
+            session=session,
+            ttft_ms=inf if targets.ttft_s is None else 1e3 * targets.ttft_s,
+            itl_ms=inf if targets.itl_s is None else 1e3 * targets.itl_s,
+        )
+        prompt = self._prompt(request)
+        choice = self._policy(ask, Pool(decoders, prompt.matched), Pool(prefillers, prompt.matched))
+        decode = decoders[choice.decode]
+        kv_tokens = len(request.tokens) + int(ask.output_len / 2)
+        if choice.prefill is None:
+            return Route(prompt.leg(decode, kv_tokens), None, choice.ttft_ms)
+        decode_leg = Leg(decode, prompt.hashes(decode.info.block_size), 0, kv_tokens=kv_tokens)
+        return Route(decode_leg, prompt.leg(prefillers[choice.prefill], 0), choice.ttft_ms)
 
     def charge(self, route: Route[RoutedWorker]) -> Charge:
         """Count the request as there, and its prefix as held there for a while: it is about to be sent."""
@@ -162,56 +144,41 @@ class Router(Generic[W]):
             self._index.predict(leg.worker.incarnation, leg.hashes)
         return Charge(route)
 
-    def _choose(self, workers: Sequence[W], request: Request) -> Leg[W]:
-        hashes = {worker.info.block_size: self._hashes(request, worker.info.block_size) for worker in workers}
-        candidates = [
-            Candidate(
-                index=i,
-                matched=self._index.match(hashes[worker.info.block_size], worker.incarnation),
-                num_requests=worker.num_requests,
-                num_tokens=worker.num_tokens,
-                num_dispatched=worker.num_dispatched,
-            )
-            for i, worker in enumerate(workers)
-        ]
-        chosen = self._policy(candidates, max(map(len, hashes.values())))
-        worker = workers[chosen.index]
-        uncached = len(request.tokens) - chosen.matched * worker.info.block_size
-        return Leg(worker, hashes[worker.info.block_size], uncached)
-
-    def _hashes(self, request: Request, block_size: int) -> Sequence[BlockHash]:
-        """Hash the prompt's blocks, once for all choices of one prompt (they share the tuple)."""
-        last = self._last_hashes
-        if last.tokens is not request.tokens or last.salt != request.cache_salt:
-            last = self._last_hashes = _Hashes(request.tokens, request.cache_salt, {})
-        if block_size not in last.by_size:
-            last.by_size[block_size] = block_hashes(request.tokens, block_size, root_hash(request.cache_salt))
-        return last.by_size[block_size]
+    def _prompt(self, request: Request) -> _Prompt:
+        """Share the hashes among all choices of one prompt (they share the tuple)."""
+        last = self._last_prompt
+        by_size: dict[int, Sequence[BlockHash]] = {}
+        if last is not None and last.request.tokens is request.tokens and last.request.cache_salt == request.cache_salt:
+            by_size = last.by_size
+        self._last_prompt = _Prompt(request, self._index, by_size)
+        return self._last_prompt
 
 
-class _Weight:
-    """One request's weight on one worker."""
+class _Prompt:
+    """One request's prompt, as block hashes and as what the workers hold of it; each made when first asked for."""
 
-    def __init__(self, leg: Leg[RoutedWorker]) -> None:
-        self._worker = leg.worker
-        self._num_requests = 1
-        self._num_tokens = leg.uncached
-        self._tally = leg.worker.charge(leg.uncached)
+    def __init__(self, request: Request, index: PrefixIndex, by_size: dict[int, Sequence[BlockHash]]) -> None:
+        self.request = request
+        self.by_size = by_size
+        self._index = index
+        self._matched: dict[int, dict[str, int]] = {}
 
-    def release_tokens(self) -> None:
-        self._worker.num_own_tokens -= self._num_tokens
-        self._tally.num_tokens -= self._num_tokens
-        self._num_tokens = 0
+    def hashes(self, block_size: int) -> Sequence[BlockHash]:
+        if block_size not in self.by_size:
+            root = root_hash(self.request.cache_salt)
+            self.by_size[block_size] = block_hashes(self.request.tokens, block_size, root)
+        return self.by_size[block_size]
 
-    def release(self) -> None:
-        self.release_tokens()
-        self._worker.num_own_requests -= self._num_requests
-        self._tally.num_requests -= self._num_requests
-        self._num_requests = 0
+    def matched(self, block_size: int) -> dict[str, int]:
+        """Count the leading blocks that each incarnation holds, where it holds any."""
+        if block_size not in self._matched:
+            self._matched[block_size] = self._index.match_all(self.hashes(block_size))
+        return self._matched[block_size]
 
-
-@dataclass(frozen=True, slots=True)
-class _Hashes:
-    tokens: tuple[int, ...]
-    salt: str
-    by_size: dict[int, Sequence[BlockHash]]
+    def leg(self, worker: W, kv_tokens: int) -> Leg[W]:
+        """Make the leg of the worker that computes the prompt."""
+        block_size, num_tokens = worker.info.block_size, len(self.request.tokens)
+        cached = min(block_size * self.matched(block_size).get(worker.incarnation, 0), num_tokens - 1)
+        uncached = num_tokens - cached
+        context = uncached * (cached + 0.5 * uncached)
+        return Leg(worker, self.hashes(block_size), uncached, context, kv_tokens)

@@ -88,9 +88,11 @@ def output_budget(body: ChatRequest | CompletionRequest, prompt_len: int, limits
 
 
 def _num_logprobs(body: ChatRequest | CompletionRequest) -> int | None:
-    if isinstance(body, CompletionRequest):
-        return body.logprobs
-    return (body.top_logprobs or 0) if body.logprobs else None
+    asked = (
+        body.logprobs if isinstance(body, CompletionRequest) else (body.top_logprobs or 0) if body.logprobs else None
+    )
+    is_ranked = body.num_sampled > (body.n or 1)
+    return 0 if asked is None and is_ranked else asked
 
 
 def _logit_bias(body: GenerationFields, vocab_size: int) -> dict[int, float]:

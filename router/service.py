@@ -12,12 +12,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from baton.actors.engine.request import Request as EngineRequest
 from baton.actors.spans import NoSpan, NoSpans, Span, Spans
 from baton.router.api_keys import Visit, make_door
 from baton.router.body_reader import BodyReader
@@ -29,6 +30,7 @@ from baton.router.generation import Choice, Delta, Generation
 from baton.router.http_io import (
     CLIENT_CLOSED,
     REQUEST_ID,
+    Events,
     EventStream,
     error_response,
     json_response,
@@ -118,16 +120,16 @@ class Service:
         self._begin()
         try:
             call.visit = self.door.enter(request.headers)
-            call.terms = Terms(call.visit.name, self._slo.choose(request.headers, call.visit.name))
+            call.terms = self._slo.terms(request.headers, call.visit.name)
             reading = await self._read(endpoint, request)
             plan = await self._plan(reading.core)
             generation = call.generation = self._generation(plan, call)
             writer = endpoint.writer(reading)
             if reading.core.stream:
-                assert isinstance(writer, StreamWriter)
-                events = self._events(call, generation, writer)
+                # Only endpoints that stream have a body that asks for it.
+                events = self._events(call, generation, cast(StreamWriter, writer))
                 return EventStream(events, call.headers, endpoint.error, partial(self._end_stream, call, generation))
-            body = await while_connected(request.receive, self._body(call, generation, writer))
+            body = await while_connected(request.receive, self._body(call, generation, writer, plan))
         except RouterError as error:
             self._end(call, error.status, error.code)
             return error_response(error, call.headers, endpoint.error)
@@ -175,37 +177,39 @@ class Service:
         stops, trace = plan.body.stop or [], call.span.context
         self._spans.record("plan", trace, call.started, time.monotonic())
         choices = [
-            Choice(i, msgspec.structs.replace(request, trace=trace) if trace else request, stops, self.tokenizer, echo)
+            Choice(i, _traced(request, trace), stops, self.tokenizer, echo, plan.manner)
             for i, (request, echo) in enumerate(zip(plan.requests, plan.echo, strict=True))
         ]
         return Generation(
             choices, plan.num_choices, self._dispatcher, self.metrics, terms=call.terms, started=call.started
         )
 
-    async def _body(self, call: Call, generation: Generation, writer: Writer) -> bytes:
+    async def _body(self, call: Call, generation: Generation, writer: Writer, plan: Plan) -> bytes:
         deltas: list[Delta] = []
         async with aclosing(generation.deltas()) as batches:
             async for batch in batches:
                 deltas += batch
-        return writer.body(deltas, generation.usage(), _trace(call, generation))
+        return writer.body(generation.best(deltas, plan.num_kept), generation.usage(), _trace(call, generation))
 
-    async def _events(self, call: Call, generation: Generation, writer: StreamWriter) -> AsyncGenerator[bytes, None]:
+    async def _events(self, call: Call, generation: Generation, writer: StreamWriter) -> AsyncGenerator[Events, None]:
         """Yield events. An error before the first is raised; one after it is told in the last event."""
         has_begun = False
+        events = b""
         try:
             async with aclosing(generation.deltas()) as batches:
                 async for batch in batches:
-                    events = writer.events(batch)
-                    if events:
-                        yield events
-                        has_begun = True
+                    events += writer.events(batch)
+                    if events and not generation.is_finished:  # the last deltas go with what ends the stream
+                        yield Events(events, is_last=False)
+                        has_begun, events = True, b""
         except Exception as error:  # the stream's root: whatever it is, the client must hear of it
             if not has_begun:
                 raise
             generation.failure = _as_router_error(error)
-            yield writer.error_event(generation.failure)
+            yield Events(events + writer.error_event(generation.failure), is_last=True)
             return
-        yield writer.last_events(generation.usage(), _trace(call, generation) if call.wants_trace else None)
+        trace = _trace(call, generation) if call.wants_trace else None
+        yield Events(events + writer.last_events(generation.usage(), trace), is_last=True)
 
     def _end_stream(self, call: Call, generation: Generation, status: int, reason: str | None) -> None:
         """Count a stream that failed on its way by its failure: the status line had gone out before."""
@@ -231,6 +235,10 @@ class Service:
         call.span.end(status=status, request_id=call.headers[REQUEST_ID], ttft_s=ttft_s or 0.0)
         if reason is not None:
             self.metrics.refused(reason)
+
+
+def _traced(request: EngineRequest, trace: str) -> EngineRequest:
+    return msgspec.structs.replace(request, trace=trace) if trace else request
 
 
 def _as_router_error(error: Exception) -> RouterError:

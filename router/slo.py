@@ -12,6 +12,7 @@ from baton.router.errors import InvalidRequest
 CLASS = "x-baton-slo"
 TTFT_MS = "x-baton-ttft-ms"
 ITL_MS = "x-baton-itl-ms"
+SESSION = "x-session-id"
 CUSTOM = "custom"  # the class of requests that bring targets of their own: metrics need few labels
 
 
@@ -34,10 +35,11 @@ class SloTargets:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """On what terms a call is served: whose share it takes (the name of its API key), and its targets."""
+    """On what terms a call is served: whose share it takes (the name of its API key), its targets, its session."""
 
     key: str = ""
     slo: SloTargets = SloTargets()
+    session: str = ""  # requests of one session like to meet again on a worker
 
 
 class SloClasses:
@@ -48,6 +50,9 @@ class SloClasses:
         }
         self._default = self._classes.get(config.default, SloTargets(config.default))
         self._by_key = {key: self._classes[name] for key, name in config.keys.items()}
+
+    def terms(self, headers: Mapping[str, str], key: str) -> Terms:
+        return Terms(key, self.choose(headers, key), headers.get(SESSION, ""))
 
     def choose(self, headers: Mapping[str, str], key: str = "") -> SloTargets:
         """Return the targets that a request's headers ask for, or else its key's. Raises InvalidRequest."""

@@ -8,7 +8,6 @@ tokenizers library releases the GIL there).
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -19,13 +18,19 @@ from typing import Any, cast
 import jinja2
 import tokenizers
 
+from baton.actors.engine.vocabulary import token_bytes
 from baton.router.errors import InvalidRequest
 from baton.router.heavy_lane import HeavyLane
-from baton.router.tokenizer_files import UnsupportedTokenizer, load_tokenizer
+from baton.router.tokenizer_files import load_tokenizer
+from baton.router.tools.dialect import Dialect
+from baton.router.tools.prompt import ChatMessage, in_plain_words
+from baton.router.tools.registry import find_dialect
 
+LIGHT_CHARS = 2048  # texts up to this are encoded at once: a thread would cost more than the encoding
 HEAVY_CHARS = 256 * 1024  # texts longer than this are encoded in another process
 
-ChatMessage = Mapping[str, str]  # role, content and perhaps name
+RENDERING = ("tools", "tokenize", "add_generation_prompt", "conversation", "chat_template", "continue_final_message")
+NO_TEMPLATE = "this model has no chat template; use /v1/completions"
 
 
 class Tokenizer:
@@ -42,36 +47,72 @@ class Tokenizer:
         self.special_ids: frozenset[int] = frozenset(cast("list[int]", hf.all_special_ids)) | {
             id for id, token in hf.added_tokens_decoder.items() if token.special
         }
-        self.token_bytes: tuple[bytes, ...] = _token_bytes(self._backend, self.vocab_size)
+        self.token_bytes: tuple[bytes, ...] = token_bytes(self._backend, self.vocab_size)
         self._chat = _ChatEncoder(self._backend, self.special_ids)
+        template = hf.chat_template
+        self.chat_template: str = template if isinstance(template, str) else ""
+        self.dialect: Dialect = find_dialect("auto", self.chat_template)
 
     @classmethod
     def load(cls, path: str | Path, *, num_threads: int = 2) -> Tokenizer:
         """Load from a `.gguf` file or a directory. Slow (seconds): call it off the event loop."""
         return cls(load_tokenizer(Path(path)), num_threads=num_threads, lane=HeavyLane(Path(path)))
 
-    async def encode_chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
-        """Render the template up to the assistant's turn and encode it. Raises InvalidRequest when it refuses."""
-        if self.lane is not None and sum(len(text) for message in messages for text in message.values()) > HEAVY_CHARS:
-            return await self.lane.encode_chat(messages)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self.encode_chat_now, messages)
+    async def encode_chat(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Mapping[str, Any]] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> tuple[int, ...]:
+        """Render the template up to the assistant's turn and encode it. Raises InvalidRequest when it refuses.
+
+        `options` are variables of the model's own template, e.g. enable_thinking.
+        """
+        arguments = (messages, tools, options or {})
+        num_chars = _num_chars(arguments)
+        if num_chars <= LIGHT_CHARS:
+            return self.encode_chat_now(*arguments)
+        if self.lane is not None and num_chars > HEAVY_CHARS:
+            return await self.lane.encode_chat(*arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self.encode_chat_now, *arguments)
 
     async def encode_prompt(self, text: str) -> tuple[int, ...]:
         """Encode a raw prompt, in which control tokens do count; adds BOS as the model wants, once."""
+        if len(text) <= LIGHT_CHARS:
+            return self.encode_prompt_now(text)
         if self.lane is not None and len(text) > HEAVY_CHARS:
             return await self.lane.encode_prompt(text)
         return await asyncio.get_running_loop().run_in_executor(self._threads, self.encode_prompt_now, text)
 
-    def encode_chat_now(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
+    def encode_chat_now(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Mapping[str, Any]] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> tuple[int, ...]:
         if not self._hf.chat_template:
-            raise InvalidRequest("this model has no chat template; use /v1/completions", param="messages")
+            raise InvalidRequest(NO_TEMPLATE, param="messages")
+        if "tools" not in self.chat_template:
+            messages, tools = in_plain_words(messages, tools), ()
+        guarded = [self._chat.guard(message) for message in messages]
         try:
             rendered: str = self._hf.apply_chat_template(
-                [self._chat.guard(message) for message in messages], tokenize=False, add_generation_prompt=True
+                guarded,
+                tools=[self._chat.guard(tool) for tool in tools] or None,
+                tokenize=False,
+                add_generation_prompt=True,
+                **{name: value for name, value in (options or {}).items() if name not in RENDERING},
             )
         except jinja2.TemplateError as error:
             raise InvalidRequest(f"the model's chat template refused: {error.message}", param="messages") from error
+        except (TypeError, ValueError, KeyError) as error:  # what a template's code makes of types it does not expect
+            raise InvalidRequest("the model's chat template cannot render these messages", param="messages") from error
         return self._chat.encode(rendered)
+
+    def ids_of(self, names: Sequence[str]) -> frozenset[int]:
+        """The ids of those names that are control tokens."""
+        ids = (self._backend.token_to_id(name) for name in names)
+        return frozenset(id for id in ids if id is not None and id in self.special_ids)
 
     def encode_prompt_now(self, text: str) -> tuple[int, ...]:
         has_bos = bool(self.bos_token) and text.startswith(self.bos_token)
@@ -107,8 +148,13 @@ class _ChatEncoder:
         longest_first = sorted(self._alias, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
-    def guard(self, message: ChatMessage) -> dict[str, str]:
-        return {key: self._control.sub(self._broken, text) for key, text in message.items()}
+    def guard(self, value: Any) -> Any:
+        """Break the look-alikes in every string of a JSON value."""
+        if isinstance(value, str):
+            return self._control.sub(self._broken, value)
+        if isinstance(value, Mapping):
+            return {key: self.guard(item) for key, item in cast("Mapping[str, Any]", value).items()}
+        return [self.guard(item) for item in cast("list[Any]", value)] if isinstance(value, list | tuple) else value
 
     def encode(self, rendered: str) -> tuple[int, ...]:
         text = self._control.sub(lambda match: self._alias[match[0]], rendered).replace(self._mark, "")
@@ -119,42 +165,15 @@ class _ChatEncoder:
         return match[0][0] + self._mark + match[0][1:]
 
 
+def _num_chars(value: object) -> int:
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(_num_chars, cast("Mapping[str, object]", value).values()))
+    return sum(map(_num_chars, cast("list[object]", value))) if isinstance(value, list | tuple) else 0
+
+
 def _renamed(token: tokenizers.AddedToken, content: str) -> tokenizers.AddedToken:
     return tokenizers.AddedToken(
         content, single_word=token.single_word, lstrip=token.lstrip, rstrip=token.rstrip, normalized=False
     )
-
-
-def _token_bytes(backend: tokenizers.Tokenizer, vocab_size: int) -> tuple[bytes, ...]:
-    """Return every token's own bytes; those of a text are their concatenation."""
-    decoder: dict[str, Any] = json.loads(backend.to_str())["decoder"] or {}
-    kinds = {decoder.get("type"), *(part["type"] for part in decoder.get("decoders", ()))}
-    added = {id: token.content.encode() for id, token in backend.get_added_tokens_decoder().items()}
-    pieces = [backend.id_to_token(id) or "" for id in range(vocab_size)]
-    if "ByteLevel" in kinds:
-        to_byte = _byte_level_alphabet()
-        return tuple(added[id] if id in added else _byte_level_bytes(piece, to_byte) for id, piece in enumerate(pieces))
-    if kinds & {"ByteFallback", "Metaspace"}:
-        return tuple(added[id] if id in added else _sentencepiece_bytes(piece) for id, piece in enumerate(pieces))
-    raise UnsupportedTokenizer(
-        f"decoder {decoder.get('type')!r} is neither byte-level nor SentencePiece-like; convert the tokenizer"
-    )
-
-
-def _byte_level_alphabet() -> dict[str, int]:
-    """Return GPT-2's printable stand-in for each byte, inverted: printable bytes are themselves, others follow 256."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-def _byte_level_bytes(piece: str, to_byte: dict[str, int]) -> bytes:
-    if all(char in to_byte for char in piece):
-        return bytes(to_byte[char] for char in piece)
-    return piece.encode()  # not written in the alphabet: itself, as the tokenizers library decodes it
-
-
-def _sentencepiece_bytes(piece: str) -> bytes:
-    if re.fullmatch(r"<0x[0-9A-F]{2}>", piece):
-        return bytes([int(piece[3:5], 16)])
-    return piece.replace("▁", " ").encode()

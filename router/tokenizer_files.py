@@ -10,11 +10,8 @@ from typing import Any, cast
 
 from tokenizers import pre_tokenizers
 
-from baton.router.gguf_metadata import read_metadata
-
-
-class UnsupportedTokenizer(Exception):
-    """The model's tokenizer cannot be used; the message says what was found."""
+from baton.actors.engine.gguf_metadata import read_metadata
+from baton.actors.engine.vocabulary import UnsupportedTokenizer
 
 
 def load_tokenizer(path: Path) -> Any:

@@ -15,8 +15,8 @@ import grpc.aio
 
 from baton.actors.messages import Cancel, Frame, Load, Output, Resync, Submit, ToWorker, WorkerInfo
 from baton.actors.rpc import SERVE, decode_frame, open_channel, open_stream
+from baton.router.fleet import RoutedWorker
 from baton.router.prefix_index import PrefixIndex
-from baton.router.routing import RoutedWorker
 
 logger = logging.getLogger(__name__)
 

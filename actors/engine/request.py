@@ -59,6 +59,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0  # lower goes first
     deadline_s: float | None = None  # seconds left when sent: clocks are not compared
     prompt: PromptParams | None = None
+    grammar: str = ""  # what the whole output must match, as an xgrammar structural tag in JSON; empty = anything
 
     trace: str = ""  # W3C traceparent of the gateway's span; "" = not traced
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 from baton.actors.engine.batch import Batch, PendingStep, Row, StepOutput
+from baton.actors.engine.grammar import GrammarStore
 from baton.actors.engine.host_copy import HostCopy
 from baton.actors.engine.models.model import Model, StepInputs
 from baton.actors.engine.request import TokenLogprobs
@@ -33,25 +34,26 @@ class TorchRunner:
         *,
         num_slots: int,
         make_attention: Callable[[AttentionShape], AttentionBackend],
+        grammars: GrammarStore | None = None,
     ) -> None:
         self._model = model
         self._kv = kv
         self._block_size = kv.shape[3]
         self._attention = [make_attention(shape) for shape in model.shapes]
         self._num_slots = num_slots
-        self._slots = SlotStates(num_slots, model.config.vocab_size, model.config.eos_ids, kv.device)
+        self._slots = SlotStates(num_slots, model.config.vocab_size, model.config.eos_ids, kv.device, grammars)
         self._prompts = PromptReader(model, self._to_device)
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> PendingStep:
         rows = batch.rows
+        self._prompts.admit(batch.admissions)
         layout = step_layout(rows, self._block_size)
         for backend in self._attention:
             backend.plan(layout)
         hidden = self._forward(rows, batch.num_tokens)
-        self._slots.admit(batch.admissions)  # only now, while the device works: what sampling asks for comes last
-        self._prompts.admit(batch.admissions)
         prompts = self._prompts.read(rows, hidden)
+        self._slots.admit(batch.admissions)  # only now, while the device works: what sampling asks for comes last
         sampled = sampled_after(rows)
         if not sampled.tokens:
             # No ids, yet whoever waits must know that the step's KV is complete: a peer is about to be sent it.
@@ -82,7 +84,9 @@ class TorchRunner:
         """Sample for the rows that want it, `sampled` of all `rows`; `places` and `logits` have one entry for each."""
         ids = sample(logits, self._slots.tensors(sampled, places.slots, places.positions)).ids
         self._slots.record(places.slots, ids)
-        return SampledStep(rows, HostCopy((ids,)), self._logprobs(sampled, logits, ids))
+        copy = HostCopy((ids,))
+        self._slots.note(sampled, copy)
+        return SampledStep(rows, copy, self._logprobs(sampled, logits, ids))
 
     def _logprobs(self, rows: Sequence[Row], logits: torch.Tensor, ids: torch.Tensor) -> StepLogprobs | None:
         wanted = {i: num for i, row in enumerate(rows) if (num := self._slots.num_logprobs(row.slot)) is not None}

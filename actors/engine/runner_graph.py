@@ -16,6 +16,7 @@ import torch
 
 from baton.actors.engine.batch import Batch, PendingStep, Row
 from baton.actors.engine.cut_graph import CutForward, Replayable, capture_cut
+from baton.actors.engine.grammar import GrammarStore
 from baton.actors.engine.host_copy import HostCopy
 from baton.actors.engine.models.model import Model
 from baton.actors.engine.runner import SampledPlaces, SampledStep, TorchRunner
@@ -67,10 +68,20 @@ class _StepResult(NamedTuple):
 
 class GraphRunner(TorchRunner):
     def __init__(
-        self, model: Model, kv: torch.Tensor, *, limits: GraphLimits, make_attention: AttentionFactory
+        self,
+        model: Model,
+        kv: torch.Tensor,
+        *,
+        limits: GraphLimits,
+        make_attention: AttentionFactory,
+        grammars: GrammarStore | None = None,
     ) -> None:
         super().__init__(
-            model, kv, num_slots=limits.num_slots, make_attention=lambda shape: make_attention(shape, None)
+            model,
+            kv,
+            num_slots=limits.num_slots,
+            make_attention=lambda shape: make_attention(shape, None),
+            grammars=grammars,
         )
         self._limits = limits
         self._make_attention = make_attention

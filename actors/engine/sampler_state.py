@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from baton.actors.engine.batch import Admission, Row
+from baton.actors.engine.grammar import GrammarStore, SampledIds, SlotGrammars
 from baton.actors.engine.request import SamplingParams
 from baton.kernels.sampling import LogitBias, Penalties, SamplingTensors
 
@@ -45,8 +46,16 @@ _EMPTY = _Slot(0, {}, (), 0, None)
 
 
 class SlotStates:
-    def __init__(self, num_slots: int, vocab_size: int, eos_ids: Sequence[int], device: torch.device) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        vocab_size: int,
+        eos_ids: Sequence[int],
+        device: torch.device,
+        grammars: GrammarStore | None = None,
+    ) -> None:
         self._device = device
+        self._grammars = SlotGrammars(grammars, vocab_size, eos_ids)
         self._eos_ids = tuple(eos_ids)
         self._vocab_size = vocab_size
         self._slots = [_EMPTY] * num_slots
@@ -63,7 +72,7 @@ class SlotStates:
 
     def is_plain(self, rows: Sequence[Row]) -> bool:
         """Whether the greedy choice on the raw logits is all that every row asks for."""
-        return all(_is_plain(self._slots[row.slot], row.end) for row in rows)
+        return all(_is_plain(self._slots[row.slot], row.end) and row.slot not in self._grammars for row in rows)
 
     def admit(self, admissions: Sequence[Admission]) -> None:
         if not admissions:
@@ -76,6 +85,7 @@ class SlotStates:
         self._integers.index_copy_(0, slots, self._to_device(integers))
         for admission in admissions:
             self._slots[admission.slot] = slot = _host_state(admission, self._eos_ids)
+            self._grammars.admit(admission)
             if slot.features & _Feature.PENALTY:
                 self._load_history(admission)
 
@@ -89,8 +99,10 @@ class SlotStates:
         for state in states:
             features |= state.features
         bias = self._bias(rows, states)
+        mask = self._grammars.mask(rows)
+        allowed = None if mask is None else self._to_device(mask)
         if not features:
-            return SamplingTensors(bias=bias)
+            return SamplingTensors(bias=bias, allowed=allowed)
         columns = self._floats.index_select(0, slots).unbind(1)
         temperature, top_p, min_p, *_ = columns
         seeds, top_k = self._integers.index_select(0, slots).unbind(1)
@@ -104,7 +116,12 @@ class SlotStates:
             min_p=min_p if features & _Feature.MIN_P else None,
             penalties=self._penalties(features, columns, slots) if features & _Feature.PENALTY else None,
             bias=bias,
+            allowed=allowed,
         )
+
+    def note(self, rows: Sequence[Row], ids: SampledIds) -> None:
+        """Remember where the host will find what these rows have sampled."""
+        self._grammars.note(rows, ids)
 
     def record(self, slots: torch.Tensor, ids: torch.Tensor) -> None:
         """Note what was sampled: the next step's input, and one more occurrence for the penalties."""

@@ -128,10 +128,10 @@ async def _read(response: httpx.Response, outcome: Outcome) -> None:
         if "error" in event:
             outcome.error = str(event["error"])[:200]
             return
-        usage = event.get("usage")
-        if usage:
+        if usage := event.get("usage"):
             outcome.num_tokens = usage["completion_tokens"]
-            outcome.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+            details: dict[str, int | None] = usage.get("prompt_tokens_details") or {}
+            outcome.cached_tokens = details.get("cached_tokens") or 0
         if any(choice.get("text") for choice in event["choices"]):
             if outcome.last is not None:
                 outcome.gaps.append(now - outcome.last)

@@ -18,12 +18,12 @@ class NoPlots(ClusterError):
 
 def check_plots() -> None:
     """Raise NoPlots now rather than after the run."""
-    _pyplot()
+    pyplot()
 
 
 def plot(outcomes: Sequence[Outcome], ttft_s: float | None, itl_s: float | None, path: Path) -> None:
     """Draw the distributions of TTFT and ITL, and what happened over time, to `path` (.png, .svg or .pdf)."""
-    figure, (ttft, itl, rates) = _pyplot().subplots(1, 3, figsize=(15, 4.2), layout="constrained")
+    figure, (ttft, itl, rates) = pyplot().subplots(1, 3, figsize=(15, 4.2), layout="constrained")
     ok = [outcome for outcome in outcomes if outcome.fate == "ok"]
     _distribution(ttft, [o.ttft_s for o in ok if o.ttft_s is not None], ttft_s, "time to first token")
     _distribution(itl, [o.itl_s for o in ok if o.itl_s is not None], itl_s, "mean time between tokens")
@@ -55,7 +55,8 @@ def _distribution(axes: Any, seconds: Sequence[float], target_s: float | None, t
         axes.set_xscale("log")
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
+    """Return matplotlib.pyplot without a display. Raises NoPlots."""
     try:
         import matplotlib
     except ImportError as error:

@@ -19,6 +19,9 @@ def report(*, step_s: float = 0.01, num_tokens: int = 2) -> StepReport:
         num_running=1,
         num_waiting=3,
         waiting_tokens=40,
+        waiting_context=0.0,
+        prefill_share=0.0,
+        cost=None,
         step_s=step_s,
     )
 

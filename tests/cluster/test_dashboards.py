@@ -40,8 +40,9 @@ def expressions() -> list[str]:
 def exported() -> dict[str, set[str]]:
     """Name every series there can be, with its labels."""
     worker = WorkerMetrics("w")
-    worker.on_report(StepReport((), KVEvents(), BlockCounts(total=1, free=1, cached=0, held=0), 0, 0, 0, 0.0))
-    worker.watch(worker.state.work, Ceilings(1.0, 1.0), lambda: worker_info("w"), lambda: {"decode": 0})
+    counts = BlockCounts(total=1, free=1, cached=0, held=0)
+    worker.on_report(StepReport((), KVEvents(), counts, 0, 0, 0, 0.0, 0.0, None, 0.0))
+    worker.watch(worker.state.work, Ceilings(1.0, 1.0), lambda: worker_info("w"), {"decode": ()})
     gateway = Metrics()
     gateway.watch_queue(lambda: 0, lambda: 0)
     series: dict[str, set[str]] = {"up": {"job", "process", "kind"}}

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -30,6 +31,13 @@ def rows(num_rows: int, first_position: int = 0, /, **values: float) -> Sampling
     }
     positions = torch.arange(first_position, first_position + num_rows)
     return SamplingTensors(seeds=torch.full((num_rows,), 1234), positions=positions, **tensors)
+
+
+def packed(allowed: torch.Tensor) -> torch.Tensor:
+    """The mask's bits, 32 a word: [num_rows, ceil(vocab / 32)] int32."""
+    bits = np.packbits(allowed.numpy(), axis=1, bitorder="little")
+    padded = np.pad(bits, ((0, 0), (0, -bits.shape[1] % 4)))
+    return torch.from_numpy(padded.view(np.int32).copy())
 
 
 def drawn(logits: list[float], **values: float) -> torch.Tensor:
@@ -170,8 +178,7 @@ def test_bias_adds_and_bans() -> None:
 
 
 def test_only_allowed_ids_are_drawn() -> None:
-    allowed = torch.tensor([[True, False, True]]).expand(100, -1)
-    params = dataclasses.replace(rows(100), allowed=allowed)
+    params = dataclasses.replace(rows(100), allowed=packed(torch.tensor([[True, False, True]]).expand(100, -1)))
     ids = sample(torch.tensor([[0.0, 9.0, 0.0]]).expand(100, -1), params).ids
     assert set(ids.tolist()) == {0, 2}
 
@@ -261,10 +268,10 @@ def test_triton_adjusts_as_the_reference_does(device: torch.device) -> None:
     allowed = torch.rand(num_rows, vocab, generator=generator) < 0.5
     allowed[:, [1499, 8]] = True
     for temperature in (None, 0.8):
-        params = SamplingTensors(penalties=penalties, bias=bias, allowed=allowed)
+        params = SamplingTensors(penalties=penalties, bias=bias, allowed=packed(allowed))
         if temperature is not None:
             params = dataclasses.replace(
-                rows(num_rows, temperature=temperature), penalties=penalties, bias=bias, allowed=allowed
+                rows(num_rows, temperature=temperature), penalties=penalties, bias=bias, allowed=packed(allowed)
             )
         params = on(device, params)
         ids = sample_triton(logits, params).ids

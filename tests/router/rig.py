@@ -20,7 +20,7 @@ from baton.router.dispatch import Dispatcher
 from baton.router.gateway import Gateway
 from baton.router.membership import Membership
 from baton.router.metrics import Metrics
-from baton.router.policy import make_policy
+from baton.router.policies import make_policy
 from baton.router.prefix_index import PrefixIndex
 from baton.router.routing import Router
 from baton.router.slo import Terms
@@ -54,7 +54,7 @@ class Rig:
 
     def generate(self, request: Request) -> AsyncGenerator[Output, None]:
         (place,) = self.dispatcher.admit([request], Terms())
-        return self.dispatcher.generate(request, place)
+        return self.dispatcher.generate(request, place, Terms())
 
     async def run(self, request: Request) -> list[Output]:
         return [output async for output in self.generate(request)]

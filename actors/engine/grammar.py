@@ -1,0 +1,165 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+"""Grammars that constrain what is sampled: compiled ones by their text, and each slot's place in its own.
+
+A grammar is an xgrammar structural tag, as JSON text. The state of a match is rebuilt from the output's tokens like
+everything else. It lives on the host: the mask of a step needs the ids of the step before, which is waited for only
+when a constrained row is to be sampled, and after the step's forward pass has been queued.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+from weakref import WeakValueDictionary
+
+import torch
+
+from baton.actors.engine.batch import Admission, Row
+from baton.actors.engine.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    import xgrammar  # where it is used it is imported: a second that only those pay who need it
+
+MAX_GRAMMARS = 256  # compiled ones kept although nobody uses them now
+CACHE_BYTES = 256 << 20  # of masks that grammars share
+
+
+class GrammarStore:
+    """Compiled grammars of one model. Thread-safe; whoever holds a grammar finds it here without a compilation."""
+
+    def __init__(self, load: Callable[[], Vocabulary], vocab_size: int) -> None:
+        """`load` may be slow: it is called when the first grammar comes. `vocab_size` is the logits' width."""
+        self._load = load
+        self._vocab_size = vocab_size
+        self._lock = threading.Lock()
+        self._compiler: xgrammar.GrammarCompiler | None = None
+        self._recent: OrderedDict[str, xgrammar.CompiledGrammar] = OrderedDict()
+        self._live: WeakValueDictionary[str, xgrammar.CompiledGrammar] = WeakValueDictionary()
+
+    def find(self, text: str) -> xgrammar.CompiledGrammar | None:
+        with self._lock:
+            if text in self._recent:
+                self._recent.move_to_end(text)
+            return self._live.get(text)
+
+    def get(self, text: str) -> xgrammar.CompiledGrammar:
+        """Find a grammar, or compile it: milliseconds for one that is known to compile."""
+        found = self.find(text)
+        if found is not None:
+            return found
+        with self._lock:
+            if self._compiler is None:
+                self._compiler = make_compiler(self._load(), self._vocab_size)
+            grammar = self._live[text] = self._recent[text] = self._compiler.compile_structural_tag(text)
+            if len(self._recent) > MAX_GRAMMARS:
+                self._recent.popitem(last=False)
+            return grammar
+
+
+def make_compiler(vocabulary: Vocabulary, vocab_size: int) -> xgrammar.GrammarCompiler:
+    """Its grammars find out which ids a state allows when a sequence first comes there, and remember it.
+
+    Finding it out for all states beforehand takes seconds for large schemas (tests/bench/structured.py).
+    """
+    import xgrammar
+
+    pieces = list(vocabulary.token_bytes[:vocab_size])
+    info = xgrammar.TokenizerInfo(
+        pieces, xgrammar.VocabType.RAW, vocab_size=vocab_size, stop_token_ids=list(vocabulary.eos_ids)
+    )
+    return xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=CACHE_BYTES, enable_dynamic_compilation=True)
+
+
+class SampledIds(Protocol):
+    """A step's ids on their way to the host, one for each row that samples."""
+
+    def wait(self) -> list[torch.Tensor]: ...
+
+
+class Match:
+    """How far one sequence's output has come in its grammar. When it is over, only end-of-sequence may follow."""
+
+    def __init__(self, grammar: xgrammar.CompiledGrammar, output: Sequence[int]) -> None:
+        import xgrammar
+
+        self.matcher = xgrammar.GrammarMatcher(grammar)
+        self.is_over = False
+        for token in output:
+            self.accept(token)
+
+    def accept(self, token: int) -> None:
+        if not self.is_over:
+            self.is_over = not self.matcher.accept_token(token) or self.matcher.is_terminated()
+
+    def roll_back(self, num_tokens: int) -> None:
+        """Forget the last tokens that were accepted: drafts that the model did not confirm."""
+        self.matcher.rollback(num_tokens)
+        self.is_over = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Unread:
+    ids: SampledIds
+    matches: list[tuple[int, Match]]  # with the index of its id
+
+
+class SlotGrammars:
+    """The matches of the sequences in a runner's slots."""
+
+    def __init__(self, store: GrammarStore | None, vocab_size: int, eos_ids: Sequence[int]) -> None:
+        self._store = store
+        self._vocab_size = vocab_size
+        self._eos_ids = list(eos_ids)
+        self._matches: dict[int, Match] = {}  # by slot
+        self._unread: list[_Unread] = []
+
+    def __contains__(self, slot: int) -> bool:
+        return slot in self._matches
+
+    def admit(self, admission: Admission) -> None:
+        request = admission.request
+        self._matches.pop(admission.slot, None)
+        if request.grammar:
+            assert self._store is not None, "this runner was made without grammars"
+            output = admission.tokens[request.prompt_len :]
+            self._matches[admission.slot] = Match(self._store.get(request.grammar), output)
+
+    def mask(self, rows: Sequence[Row]) -> torch.Tensor | None:
+        """Which ids each row may sample: [num_rows, ceil(vocab / 32)] int32, a bit for each; None = all of them.
+
+        Waits for the ids that constrained rows sampled in the step before.
+        """
+        matches = [(i, self._matches[row.slot]) for i, row in enumerate(rows) if row.slot in self._matches]
+        if not matches:
+            return None
+        self._settle()
+        mask = torch.full((len(rows), -(-self._vocab_size // 32)), -1, dtype=torch.int32)
+        for index, match in matches:
+            if not match.is_over:
+                match.matcher.fill_next_token_bitmask(mask, index)
+                match.is_over = not bool(mask[index].any())  # the vocabulary cannot go on
+            if match.is_over:
+                self._allow_end_only(mask[index])
+        return mask
+
+    def note(self, rows: Sequence[Row], ids: SampledIds) -> None:
+        """Remember where the ids will be that `rows` have sampled."""
+        matches = [(i, self._matches[row.slot]) for i, row in enumerate(rows) if row.slot in self._matches]
+        if matches:
+            self._unread.append(_Unread(ids, matches))
+
+    def _settle(self) -> None:
+        for unread in self._unread:
+            ids: list[int] = unread.ids.wait()[0].tolist()
+            for index, match in unread.matches:
+                match.accept(ids[index])
+        self._unread.clear()
+
+    def _allow_end_only(self, row: torch.Tensor) -> None:
+        row.zero_()
+        for id in self._eos_ids:
+            bit = 1 << (id % 32)
+            row[id // 32] |= bit - (1 << 32) if bit >> 31 else bit
