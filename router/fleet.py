@@ -97,7 +97,7 @@ class RoutedWorker:
     def charge(self, num_tokens: int, context: float) -> Tally:
         """Count one request more. What is released before a report can count it must come off the returned tally.
 
-        Whoever changes the load, or takes off the tally, calls `refresh` then.
+        Whoever does that calls `refresh` then.
         """
         self.num_own_requests += 1
         self.num_own_tokens += num_tokens
@@ -106,6 +106,7 @@ class RoutedWorker:
         self._fresh.num_requests += 1
         self._fresh.num_tokens += num_tokens
         self._fresh.context += context
+        self.refresh()
         return self._fresh
 
     def refresh(self) -> None:

@@ -128,7 +128,8 @@ class Router(Generic[W]):
         decoders = self._pool(self._workers.decoders(), prompt, without)
         if not len(decoders):
             raise WorkerLost("the worker was lost and no other can go on: try again", retry_after_s=1)
-        prefillers = self._pool(self._workers.prefillers(), prompt)
+        is_whole = request.prompt is not None  # what is asked of the prompt itself is computed in one place
+        prefillers = self._pool(() if is_whole else self._workers.prefillers(), prompt)
         self._num_decisions += 1
         ask = Ask(
             prompt_len=len(request.tokens),

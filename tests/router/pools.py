@@ -36,4 +36,6 @@ def routed(
 def pool(*workers: RoutedWorker, cached: dict[int, int] | None = None) -> Pool:
     """`cached` tells, by position, how many leading blocks of the prompt workers hold."""
     tokens = np.array([BLOCK * (cached or {}).get(row, 0) for row in range(len(workers))], dtype=np.float64)
+    for worker in workers:  # tests set what they like
+        worker.refresh()
     return Pool(workers, Roster(workers).figures, tokens)
