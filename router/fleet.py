@@ -77,12 +77,15 @@ class RoutedWorker:
 
         A worker always has work for two steps, and a few sequences for seats that come free.
         """
+        return self.num_requests == 0 or (self.num_tokens < 2 * self.info.step_tokens and self.has_seat)
+
+    @property
+    def has_seat(self) -> bool:
+        """Whether one more sequence could run, or nearly."""
         info, load = self.info, self.load
-        num_requests = self.num_requests
         num_available = load.blocks_free + load.blocks_cached
-        return num_requests == 0 or (
-            num_requests < info.max_sequences + SPARE_SEQUENCES
-            and self.num_tokens < 2 * info.step_tokens
+        return (
+            self.num_requests < info.max_sequences + SPARE_SEQUENCES
             and load.num_waiting < SPARE_SEQUENCES
             and (num_available + load.blocks_held == 0 or num_available > MIN_AVAILABLE * info.num_blocks)
         )

@@ -176,6 +176,25 @@ def test_a_long_prompt_counts_while_it_runs() -> None:
     assert desk.admission.expected_wait_s(1000) == pytest.approx(0.2, rel=0.01)  # no first token in all that time
 
 
+def test_where_seats_are_what_lacks_the_wait_goes_by_how_fast_they_come_free() -> None:
+    desk = Desk()
+    running = desk.enter(*[10_000] * 8)
+    desk.room = 1
+    for place in running:
+        desk.admission.pump()
+        place.charged(10_000)
+        place.leave(has_output=True)
+    desk.room = 0
+    desk.enter(*[100] * 6)
+    for second in range(8):  # all prompts were computed in the first of them; one request ends a second
+        desk.now = float(second)
+        desk.admission.note_progress(80_000 if second == 0 else 0, has_seat=False)
+        desk.admission.note_end(running[second], 50)
+    assert desk.admission.expected_wait_s(100) == pytest.approx(6.0, rel=0.2)
+    desk.admission.note_progress(0, has_seat=True)
+    assert desk.admission.expected_wait_s(100) < 1.0
+
+
 def test_cached_prompts_take_less_time() -> None:
     desk = Desk()
     desk.enter(*[100] * 60)
