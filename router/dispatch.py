@@ -44,7 +44,7 @@ class Dispatcher:
         self._router = router
         self._max_attempts = max_attempts
         self._metrics = metrics
-        self.admission = Admission(limits, self._has_room)
+        self.admission = Admission(limits, router.has_room)
         metrics.watch_queue(lambda: self.admission.num_queued, lambda: self.admission.num_queued_tokens)
         membership.on_news = self._on_news
 
@@ -105,12 +105,6 @@ class Dispatcher:
         finally:
             place.leave()
             self.admission.charge_output(place.key, progress.num_tokens)
-
-    def _has_room(self) -> bool:
-        prefillers = self._membership.prefillers()
-        return any(worker.has_room for worker in self._membership.decoders()) and (
-            not prefillers or any(worker.has_room for worker in prefillers)
-        )
 
     def _on_news(self, stream: WorkerStream) -> None:
         """A worker has reported, come or gone: perhaps somebody who waits can go, or nobody can any more."""
