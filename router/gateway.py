@@ -18,6 +18,7 @@ from baton.actors.messages import WorkerInfo
 from baton.router.admission import AdmissionLimits
 from baton.router.config import RouterConfig
 from baton.router.dispatch import Dispatcher
+from baton.router.generation_config import SamplingDefaults, sampling_defaults
 from baton.router.health import Health
 from baton.router.http_protocol import BoundedHttp
 from baton.router.membership import Membership
@@ -55,11 +56,11 @@ class Gateway:
         self._tokenizer = await asyncio.to_thread(
             Tokenizer.load, self._model_path, num_threads=self._config.tokenizer_threads
         )
-        return await self.serve(self._tokenizer)
+        return await self.serve(self._tokenizer, await asyncio.to_thread(sampling_defaults, Path(self._model_path)))
 
-    async def serve(self, tokenizer: Tokenizer) -> str:
+    async def serve(self, tokenizer: Tokenizer, defaults: SamplingDefaults) -> str:
         """Do what `start` does, with a tokenizer that is loaded already and stays the caller's."""
-        self._service = self._make_service(tokenizer)
+        self._service = self._make_service(tokenizer, defaults)
         listener = _listen(self._config.host, self._config.port)
         config = uvicorn.Config(
             make_app(self._service, Health(self.membership)),
@@ -96,7 +97,7 @@ class Gateway:
         if self._tokenizer is not None:
             self._tokenizer.close()
 
-    def _make_service(self, tokenizer: Tokenizer) -> Service:
+    def _make_service(self, tokenizer: Tokenizer, defaults: SamplingDefaults) -> Service:
         config = self._config
         limits = AdmissionLimits(
             max_requests=config.max_queued_requests,
@@ -105,7 +106,8 @@ class Gateway:
         )
         router = Router(self.membership, self._index, make_policy(config))
         dispatcher = Dispatcher(self.membership, router, limits, self.metrics, max_attempts=config.max_attempts)
-        return Service(config, self._model_name, tokenizer, Backend(self.membership, dispatcher, self.metrics))
+        backend = Backend(self.membership, dispatcher, self.metrics)
+        return Service(config, self._model_name, tokenizer, backend, defaults)
 
 
 class _Server(uvicorn.Server):
