@@ -29,7 +29,6 @@ from baton.actors.grammars import CompilerLost, GrammarRefused
 from baton.actors.messages import (
     Cancel,
     Frame,
-    Load,
     Output,
     PeerAddress,
     PrefillResult,
@@ -343,18 +342,7 @@ class Worker:
                 self._on_update(update)
         self._metrics.on_report(report)
         self._view.apply(report.events)
-        load = Load(
-            num_running=report.num_running,
-            num_waiting=report.num_waiting,
-            num_importing=len(self._decode),
-            waiting_tokens=report.waiting_tokens,
-            waiting_context=report.waiting_context,
-            prefill_share=report.prefill_share,
-            blocks_free=report.counts.free,
-            blocks_cached=report.counts.cached,
-            blocks_held=report.counts.held,
-            cost=report.cost,
-        )
+        load = report.load(num_importing=len(self._decode))
         for session in self._sessions:
             session.add_state(load, report.events)
         self._decode.on_step()

@@ -14,6 +14,7 @@ from typing import Concatenate, Literal, ParamSpec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from baton.actors.messages import PhaseTimes
+from baton.router.routing_metrics import RoutingMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +81,7 @@ class Metrics:
             registry=registry,
         )
 
+        self._routing = RoutingMetrics(registry)
         self._add_shares(registry)
 
     def _add_shares(self, registry: CollectorRegistry) -> None:
@@ -186,3 +188,12 @@ class Metrics:
     def set_workers(self, num_decode: int, num_prefill: int) -> None:
         self._workers.labels("decode").set(num_decode)
         self._workers.labels("prefill").set(num_prefill)
+
+    @_never_fails
+    def routed(self, seconds: float, *, is_disaggregated: bool) -> None:
+        self._routing.decided(seconds, is_disaggregated=is_disaggregated)
+
+    @_never_fails
+    def predicted(self, predicted_ms: float | None, actual_s: float) -> None:
+        """A request's first token came, so long after it was routed."""
+        self._routing.first_token(None if predicted_ms is None else predicted_ms / 1e3, actual_s)
