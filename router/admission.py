@@ -30,10 +30,10 @@ class AdmissionLimits:
 
 
 class Admission:
-    """`has_room` says whether the workers should get another request now; call `pump` when that may have changed."""
+    """`has_room` says if workers should get a prompt of so many tokens now; call `pump` when that may change."""
 
     def __init__(
-        self, limits: AdmissionLimits, has_room: Callable[[], bool], clock: Callable[[], float] = time.monotonic
+        self, limits: AdmissionLimits, has_room: Callable[[int], bool], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._limits = limits
         self._has_room = has_room
@@ -70,7 +70,7 @@ class Admission:
             raise self._refusal(f"{self.num_tokens} prompt tokens are waiting, the limit is {limits.max_tokens}")
         latest_s = self._latest_release_s(num_tokens, deadline_s)
         wait_s = self.expected_wait_s(num_tokens, key, priority)
-        if wait_s > latest_s:
+        if wait_s > latest_s and not self._is_open(num_tokens):  # whoever need not wait may try: estimates grow old
             raise self._refusal(f"a wait of {wait_s:.1f} s is expected, more than {max(latest_s, 0):.1f} s is too long")
         now = self._clock()
         places = [Place(self, prompt_len, key, priority, now + latest_s) for prompt_len in prompt_lens]
@@ -92,9 +92,10 @@ class Admission:
     def pump(self) -> None:
         """Release whose turn it is, if the workers have room. One at a time: the next when that one is charged."""
         now = self._clock()
-        while self._released is None and self._queue and self._has_room():
-            place = self._queue.head()
+        while self._released is None and (place := self._queue.head()) is not None:
             assert isinstance(place, Place)
+            if not self._has_room(place.num_tokens):
+                break
             if now > place.latest:
                 self._queue.remove(place)
                 place.settle(self.too_late())
@@ -161,6 +162,9 @@ class Admission:
         """Nobody waits: what follows says nothing of what the workers could do."""
         self._pace.pause()
         self._turnover.pause()
+
+    def _is_open(self, num_tokens: int) -> bool:
+        return not self._queue and self._released is None and self._has_room(num_tokens)
 
     def _latest_release_s(self, num_tokens: int, deadline_s: float | None) -> float:
         if deadline_s is None:

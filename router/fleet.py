@@ -16,7 +16,7 @@ Column = NDArray[np.float64]
 
 
 NUM_FIGURES = 14
-SPARE_SEQUENCES = 4  # that may wait on a worker for a seat
+SPARE_SEQUENCES = 1  # that may wait on a worker for a seat
 MIN_AVAILABLE = 0.05  # share of a worker's blocks, free or cached, below which what runs there needs them itself
 
 
@@ -75,7 +75,7 @@ class RoutedWorker:
     def has_room(self) -> bool:
         """Whether another request would start soon, so that it need not wait where its turn can still be decided.
 
-        A worker always has work for two steps, and a few sequences for seats that come free.
+        A worker always has work for two steps, and a sequence for the next seat that comes free.
         """
         return self.num_requests == 0 or (self.num_tokens < 2 * self.info.step_tokens and self.has_seat)
 

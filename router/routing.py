@@ -146,6 +146,19 @@ class Router(Generic[W]):
         decode_leg = Leg(decode, prompt.hashes(decode.info.block_size), 0, kv_tokens=kv_tokens)
         return Route(decode_leg, prompt.leg(prefillers, choice.prefill, 0), choice.ttft_ms)
 
+    def has_room(self, num_tokens: int) -> bool:
+        """Whether a prompt of so many tokens would start soon, so that it need not wait where its turn can be decided.
+
+        Where every prefill worker is busy, only one that the policy would prefill where it decodes.
+        """
+        decoders, prefillers = self._workers.decoders(), self._workers.prefillers()
+        if not any(worker.has_room for worker in decoders):
+            return False
+        if not prefillers or any(worker.has_room for worker in prefillers):
+            return True
+        choice = self._policy(Ask(num_tokens), self._coldly(decoders), self._coldly(prefillers))
+        return choice.prefill is None and decoders[choice.decode].has_room
+
     def charge(self, route: Route[RoutedWorker]) -> Charge:
         """Count the request as there, and its prefix as held there for a while: it is about to be sent."""
         for leg in route.legs:
@@ -159,6 +172,10 @@ class Router(Generic[W]):
             return pool
         rows = [row for row, worker in enumerate(workers) if worker.incarnation not in without]
         return Pool([workers[row] for row in rows], pool.figures[rows], pool.cached[rows])
+
+    def _coldly(self, workers: Sequence[W]) -> Pool:
+        """Look at the workers as if no cache held anything."""
+        return Pool(workers, self._roster(workers).figures, np.zeros(len(workers)))
 
     def _roster(self, workers: Sequence[W]) -> Roster[W]:
         """Make a roster of each pool once; a pool that changes is another sequence."""

@@ -19,7 +19,7 @@ class Desk:
     order: list[Place] = field(default_factory=list[Place])
 
     def __post_init__(self) -> None:
-        self.admission = Admission(self.limits, lambda: self.room > 0, lambda: self.now)
+        self.admission = Admission(self.limits, lambda num_tokens: self.room > 0, lambda: self.now)
 
     def serve(self, num: int = 1, *, seconds: float = 0.0, cached: float = 0.0) -> None:
         """Let `num` more requests go; each is charged, and has its first token `seconds` later."""
@@ -126,6 +126,20 @@ def test_a_request_that_cannot_be_in_time_is_refused_before_it_waits() -> None:
     desk.enter(100, priority=-1, deadline_s=1.0)  # goes before them
 
 
+def test_slow_first_tokens_do_not_shut_the_door_for_ever() -> None:
+    """What was learnt under load must not refuse everybody when the workers are idle again."""
+    desk = limited(max_wait_s=10_000.0)
+    desk.enter(*[100] * 20)
+    desk.serve(20, seconds=30.0)
+    desk.enter(100)
+    with pytest.raises(Overloaded):
+        desk.enter(100, deadline_s=5.0)
+    desk.serve(1, seconds=0.1)
+    desk.room = 1
+    (place,) = desk.enter(100, deadline_s=5.0)
+    assert place.is_released
+
+
 def test_nobody_waits_longer_than_the_limit() -> None:
     desk = limited(max_wait_s=4.0)
     desk.enter(*[100] * 20)
@@ -146,7 +160,7 @@ def test_a_request_whose_time_has_passed_is_refused_at_its_turn() -> None:
 
 
 async def test_the_time_to_wait_ends_by_itself() -> None:
-    admission = Admission(AdmissionLimits(max_wait_s=0.01), lambda: False)
+    admission = Admission(AdmissionLimits(max_wait_s=0.01), lambda num_tokens: False)
     (place,) = admission.enter([10])
     with pytest.raises(Overloaded, match="too long for its turn"):
         await place.wait()
