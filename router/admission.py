@@ -73,7 +73,7 @@ class Admission:
         if wait_s > latest_s and not self._is_open(num_tokens):  # whoever need not wait may try: estimates grow old
             raise self._refusal(f"a wait of {wait_s:.1f} s is expected, more than {max(latest_s, 0):.1f} s is too long")
         now = self._clock()
-        places = [Place(self, prompt_len, key, priority, now + latest_s) for prompt_len in prompt_lens]
+        places = [Place(self, prompt_len, key, priority, now + max(latest_s, 0.0)) for prompt_len in prompt_lens]
         for place in places:
             self.num_requests += 1
             self.num_tokens += place.num_tokens
