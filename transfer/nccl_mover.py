@@ -18,6 +18,7 @@ import select
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -117,7 +118,7 @@ class _Pair:
 
 
 class _Outgoing(_Pair):
-    """Sends one write after the other, on a thread of its own."""
+    """Sends one write after the other on one thread, and hears of their ends on another."""
 
     def __init__(
         self,
@@ -132,26 +133,33 @@ class _Outgoing(_Pair):
         self._address = address
         self._tell = news
         self._writes: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
-        self._current: _Write | None = None
-        threading.Thread(target=self._run, name=f"to-{peer}", daemon=True).start()
+        self._pending: deque[_Write] = deque()  # not ended, oldest first; guarded by the lock
+        self._start(self._serve, "to")
 
     def write(self, write: _Write) -> None:
         with self.lock:
             if self.error is not None:
                 raise TransferError(self.error)
+            self._pending.append(write)
             self._writes.put(write)
 
     def end(self, error: str) -> None:
         super().end(error)
         self._writes.put(None)
+        with self.lock:
+            left, self._pending = self._pending, deque()
+        for write in left:
+            self._tell(Completion(write.id, self.peer, write.tag, 0, time.perf_counter() - write.posted_s, error))
 
-    def _run(self) -> None:
-        try:
-            _set_device(self.device)
-            self._serve()
-        except (OSError, EOFError, RuntimeError, TransferError) as error:  # torch's are RuntimeErrors
-            self.end(f"{type(error).__name__}: {error}")
-        self._fail_all()
+    def _start(self, run: Callable[[], None], name: str) -> None:
+        def root() -> None:
+            try:
+                _set_device(self.device)
+                run()
+            except (OSError, EOFError, RuntimeError, TransferError) as error:  # torch's are RuntimeErrors
+                self.end(f"{type(error).__name__}: {error}")
+
+        threading.Thread(target=root, name=f"{name}-{self.peer}", daemon=True).start()
 
     def _serve(self) -> None:
         with socket.create_connection((self._address.host, self._address.port), MEET_S) as sock:
@@ -159,29 +167,27 @@ class _Outgoing(_Pair):
             self.sock = sock
             store = dist.TCPStore(sock.getsockname()[0], 0, 2, is_master=True, timeout=NEVER, wait_for_workers=False)
             _send(sock, _encode(Meeting(self._name, store.port)))
+            self._start(self._hear, "acknowledged")
             group = self.meet(sock, store, 0)
             while (write := self._writes.get()) is not None:
-                self._current = write
-                self._send(sock, group, write)
-                self._current = None
+                _send(sock, _encode(Announced(write.tag, write.target.tobytes(), write.rows.shape[1])))
+                data = write.rows[torch.tensor(write.source, device=self.device)]
+                _wait(group.send([data], 1, 0), self.device, sock)
 
-    def _send(self, sock: socket.socket, group: Group, write: _Write) -> None:
-        _send(sock, _encode(Announced(write.tag, write.target.tobytes(), write.rows.shape[1])))
-        data = write.rows[torch.tensor(write.source, device=self.device)]
-        _wait(group.send([data], 1, 0), self.device, sock)
-        _receive(sock)  # an acknowledgement; a reader that cannot put it in its place hangs up
-        seconds = time.perf_counter() - write.posted_s
-        self._tell(Completion(write.id, self.peer, write.tag, data.nbytes, seconds, None))
-
-    def _fail_all(self) -> None:
-        """Nobody puts any more: `error` is set."""
-        left = [] if self._current is None else [self._current]
-        while not self._writes.empty():
-            if (write := self._writes.get()) is not None:
-                left.append(write)
-        for write in left:
+    def _hear(self) -> None:
+        """Take acknowledgements, which come in the order of the writes; their end is the reader's."""
+        assert self.sock is not None
+        while True:
+            _receive(self.sock)
+            with self.lock:
+                if self.error is not None:
+                    return
+                if not self._pending:
+                    raise TransferError(f"{self.peer} acknowledges what was not written")
+                write = self._pending.popleft()
+            num_bytes = len(write.source) * write.rows.shape[1]
             seconds = time.perf_counter() - write.posted_s
-            self._tell(Completion(write.id, self.peer, write.tag, 0, seconds, self.error))
+            self._tell(Completion(write.id, self.peer, write.tag, num_bytes, seconds, None))
 
 
 class _Incoming(_Pair):
