@@ -345,7 +345,7 @@ class Worker:
                 self._on_update(update)
         self._metrics.on_report(report)
         self._view.apply(report.events)
-        load = report.load(num_importing=len(self._decode))
+        load = report.load(len(self._decode))
         for session in self._sessions:
             session.add_state(load, report.events)
         self._decode.on_step()

@@ -74,7 +74,7 @@ class RouterConfig(BaseModel):
     port: Annotated[int, Field(ge=0, le=65535)] = 0  # 0 = any free port
     advertise_host: str | None = None  # what `Gateway.start` returns when `host` is a wildcard
 
-    policy: PolicyName = PolicyName.CACHE_AWARE
+    policy: PolicyName = PolicyName.COST
     cache_aware: CacheAwareLimits = CacheAwareLimits()
     predicted_prefix_s: Seconds = 5.0  # how long a prefix counts as cached where it was just sent
 
