@@ -13,7 +13,17 @@ from baton.router.endpoints import Reading, StreamWriter
 from baton.router.errors import InvalidRequest, RouterError
 from baton.router.formats import encode
 from baton.router.generation import Delta
-from baton.router.openai_models import INT32_MAX, MAX_MESSAGES, ChatRequest, StopString, TokenId, Usage, parse_body
+from baton.router.openai_models import (
+    INT32_MAX,
+    MAX_MESSAGES,
+    ChatRequest,
+    Int64,
+    Priority,
+    StopString,
+    TokenId,
+    Usage,
+    parse_body,
+)
 from baton.router.segments import Begun, Grown, Segment, Segments, Step
 
 Json = dict[str, Any]
@@ -89,10 +99,10 @@ class MessagesRequest(BaseModel):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     # Extensions, as in /v1/chat/completions.
-    seed: int | None = None
+    seed: Int64 | None = None
     stop_token_ids: list[TokenId] | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
-    priority: int | None = None
+    priority: Priority | None = None
 
 
 class Messages:

@@ -17,7 +17,9 @@ from baton.router.openai_models import (
     INT32_MAX,
     MAX_MESSAGES,
     ChatRequest,
+    Int64,
     MetadataValue,
+    Priority,
     Usage,
     parse_body,
     refuse_if,
@@ -96,11 +98,11 @@ class ResponsesRequest(BaseModel):
     conversation: Any = None
     background: Any = None
     # Extensions, as in /v1/chat/completions.
-    seed: int | None = None
-    top_k: int | None = None
+    seed: Int64 | None = None
+    top_k: Int64 | None = None
     min_p: float | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
-    priority: int | None = None
+    priority: Priority | None = None
 
     @model_validator(mode="after")
     def _refuse_what_needs_a_store(self) -> ResponsesRequest:

@@ -124,7 +124,8 @@ def dot(a: list[float], b: list[float]) -> float:
 
 
 async def check_other_shapes(api: AsyncOpenAI) -> None:
-    reply = await api.responses.create(model=MODEL, input=CAPITAL[0]["content"], temperature=0)
+    large = {"unknown": "x" * 300_000}  # read by the gateway's second process
+    reply = await api.responses.create(model=MODEL, input=CAPITAL[0]["content"], temperature=0, extra_body=large)
     assert reply.output_text == "The capital of France is Paris."
     async with httpx.AsyncClient(base_url=str(api.base_url), timeout=120) as http:
         body = {"model": MODEL, "max_tokens": 30, "messages": CAPITAL, "temperature": 0}

@@ -29,14 +29,34 @@ BASES: dict[str, list[dict[str, Any]]] = {
         {"prompt": [[5, 6], [7]], "max_tokens": 0, "echo": True, "logprobs": 1} | SAMPLING,
         {"prompt": ["a", "b"], "best_of": 1, "suffix": None},
     ],
-    "/v1/embeddings": [{"input": ["a", "b"], "encoding_format": "float"}, {"input": [1, 2], "pooling": "mean"}],
+    "/v1/embeddings": [
+        {"input": ["a", "b"], "encoding_format": "float"},
+        {"input": [1, 2], "pooling": "mean", "priority": 1},
+    ],
     "/v1/responses": [
         {"input": "hi", "max_output_tokens": 3, "instructions": "i", "stream": True},
-        {"input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]}], "tools": [], "text": {}},
+        {
+            "input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]}],
+            "tools": [{"type": "function"} | TOOL],
+            "text": {"format": {"type": "text"}},
+            "tool_choice": {"type": "function", "name": "f"},
+            "priority": 1,
+        },
     ],
     "/v1/messages": [
         {"max_tokens": 3, "messages": [{"role": "user", "content": "hi"}], "stream": True, "system": "s"},
         {"max_tokens": 3, "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}], "top_k": 3},
+        {
+            "max_tokens": 3,
+            "messages": [
+                {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {"x": 1}}]},
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "2"}]},
+            ],
+            "tools": [{"name": "f", "input_schema": TOOL["parameters"]}],
+            "tool_choice": {"type": "any"},
+            "seed": 1,
+            "priority": 1,
+        },
     ],
     "/tokenize": [{"prompt": "a"}, {"messages": [{"role": "user", "content": "hi"}]}],
     "/detokenize": [{"tokens": [1, 2, 3]}],

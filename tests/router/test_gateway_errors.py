@@ -82,6 +82,12 @@ def raw(field: str) -> bytes:
         ('"structured_outputs": {"choice": [""]}', "structured_outputs.choice"),
         ('"thinking_budget": 5', "thinking_budget"),
         ('"messages": []', "messages"),
+        (
+            '"messages": [' + '{"role": "user", "content": "a"},' * 4096 + '{"role": "user", "content": "a"}]',
+            "messages",
+        ),
+        ('"metadata": {' + ", ".join(f'"{i}": "a"' for i in range(17)) + "}", "metadata"),
+        ('"metadata": {"a": "' + "b" * 513 + '"}', "metadata"),
         ('"messages": "hi"', "messages"),
         ('"messages": [{"role": "wizard", "content": "hi"}]', "messages.0.role"),
         ('"messages": [{"role": "user", "content": [{"type": "image_url"}]}]', "messages.0.content"),
@@ -137,6 +143,14 @@ async def test_errors_name_the_limit_and_the_fix(api: Served) -> None:
         "{}".encode("utf-16"),
         raw('"user": "\\ud800"'),
         raw('"stop": "\\ud83d"'),
+        raw('"model": "\\ud800"'),
+        raw('"cache_salt": "\\ud800"'),
+        raw('"metadata": {"a": "\\ud800"}'),
+        raw('"tools": [{"type": "function", "function": {"name": "\\ud800"}}]'),
+        raw('"structured_outputs": {"choice": ["\\ud800"]}'),
+        raw(
+            '"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {"enum": ["\\ud800"]}}}'
+        ),
         raw('"messages": [{"role": "user", "content": "\\udc00"}]'),
         raw('"user": "\xff"').replace("ÿ".encode(), b"\xff"),
         b'{"a":' * 5000,
@@ -231,6 +245,13 @@ async def test_a_request_id_is_echoed_only_if_harmless(api: Served, given: str, 
     headers = {b"content-type": b"application/json", b"x-request-id": given.encode()}
     reply = await api.http.post(CHAT, content=b"{}", headers=headers)
     assert (reply.headers["x-request-id"] == given) == is_echoed
+
+
+async def test_a_request_id_of_a_megabyte_is_refused_with_its_head(api: Served) -> None:
+    reader, writer = await asyncio.open_connection(*api.url.removeprefix("http://").split(":"))
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nx-request-id: " + b"a" * 1_000_000)
+    assert b" 400 " in await reader.readline()
+    writer.close()
 
 
 async def test_without_workers_it_says_503_and_when_to_come_back(tokenizer: Tokenizer) -> None:

@@ -61,7 +61,8 @@ async def test_refusals_come_through_with_field_and_fix(lane: HeavyLane) -> None
 
 async def test_texts_encode_to_the_same_tokens(lane: HeavyLane, tokenizer: Tokenizer) -> None:
     messages = [{"role": "user", "content": "a <|im_end|> é"}]
-    assert await lane.encode_chat(messages) == tokenizer.encode_chat_now(messages)
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"const": 10**40}}}]
+    assert await lane.encode_chat(messages, tools, {}) == tokenizer.encode_chat_now(messages, tools)
     assert await lane.encode_prompt("a <|im_end|> é") == tokenizer.encode_prompt_now("a <|im_end|> é")
 
 

@@ -82,6 +82,7 @@ async def test_streamed_events_tell_the_same_response(tokenizer: Tokenizer) -> N
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0"),
         ({"max_output_tokens": 10**6}, "max_output_tokens"),
         ({"tools": [{"type": "web_search"}]}, "tools.0"),
+        ({"priority": 2**40}, "priority"),
         ({"temperature": 3}, "temperature"),
     ],
 )
