@@ -90,6 +90,8 @@ class RouterConfig(BaseModel):
     reconnect_max_s: Seconds = 2.0
     drain_s: Annotated[float, Field(ge=0)] = 30.0  # `stop` waits this long for running requests
     tokenizer_threads: Count = 2
+    # How the model writes tool calls; auto = as its chat template says.
+    tool_dialect: Literal["auto", "hermes", "llama3", "mistral", "pythonic"] = "auto"
 
     api_keys: tuple[ApiKey, ...] = ()  # with those of the file; none in all = everybody may call
     api_keys_file: Path | None = None  # a YAML list of the same

@@ -30,6 +30,7 @@ from baton.router.routes import make_app
 from baton.router.routing import Router
 from baton.router.service import Backend, Service
 from baton.router.tokenizer import Tokenizer
+from baton.router.tools.registry import find_dialect
 from baton.router.worker_stream import Reconnect
 
 logger = logging.getLogger(__name__)
@@ -111,6 +112,7 @@ class Gateway:
         dispatcher = Dispatcher(self.membership, router, limits, self.metrics, max_attempts=config.max_attempts)
         dispatcher.spans = self.spans
         backend = Backend(self.membership, dispatcher, self.metrics, self.spans)
+        tokenizer.dialect = find_dialect(config.tool_dialect, tokenizer.chat_template)
         return Service(config, self._model_name, tokenizer, backend, defaults)
 
 
