@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from baton.actors.engine.request import FinishReason, PromptOutput, Request, TokenLogprobs
+from baton.actors.step_cost import StepCost
 
 Role = Literal["prefill", "decode", "both"]
 
@@ -31,6 +32,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     num_blocks: int
     max_context: int  # tokens, prompt and output together
+    max_sequences: int = 256  # that run at once
+    step_tokens: int = 2048  # that one step computes at most
     mover: str
     metrics_address: str  # host:port of its Prometheus endpoint
     pid: int
@@ -110,10 +113,14 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
     num_running: int = 0
     num_waiting: int = 0
+    num_importing: int = 0  # their prompt's KV is computed by a peer, or on its way
     waiting_tokens: int = 0  # uncached prompt tokens not yet computed
+    waiting_context: float = 0.0  # sum over these of the positions that each attends to
+    prefill_share: float = 0.0  # of its time, lately, that went into prefill
     blocks_free: int = 0
     blocks_cached: int = 0
     blocks_held: int = 0
+    cost: StepCost | None = None  # what its steps cost, once it has fitted some
 
 
 class KVEvents(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,6 +18,8 @@ from typing import TypeVar
 from baton.actors.engine.engine import Engine
 from baton.actors.engine.updates import BlockCounts, Update
 from baton.actors.messages import KVEvents
+from baton.actors.step_cost import StepCost
+from baton.actors.step_meter import StepMeter
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -35,6 +37,9 @@ class StepReport:
     num_running: int
     num_waiting: int
     waiting_tokens: int
+    waiting_context: float
+    prefill_share: float
+    cost: StepCost | None
     step_s: float
 
 
@@ -54,6 +59,7 @@ class StepLoop:
         self._on_failure = on_failure
         self._inbox: queue.SimpleQueue[Callable[[Engine], object] | None] = queue.SimpleQueue()
         self._busy_since: float | None = None
+        self._meter = StepMeter()
         self._thread = threading.Thread(target=self._main, name="baton-engine", daemon=True)
 
     def start(self) -> None:
@@ -120,8 +126,18 @@ class StepLoop:
             starting = self._engine.plan()
             if starting:  # a peer can reserve blocks while the first chunk computes
                 self._tell(starting, 0.0)
-            updates = self._engine.run()
+            updates = self._run()
         self._tell(updates, time.monotonic() - started)
+
+    def _run(self) -> list[Update]:
+        """Run the planned step, timed: what ends with it may be the step before, if steps overlap."""
+        engine, meter = self._engine, self._meter
+        batch = engine.planned
+        if batch is not None:
+            meter.launched(batch, time.monotonic())
+        updates = engine.run()
+        meter.ended(engine.num_in_flight, time.monotonic())
+        return updates
 
     def _tell(self, updates: list[Update], step_s: float) -> None:
         self._loop.call_soon_threadsafe(self._on_report, self._report(tuple(updates), step_s))
@@ -136,6 +152,9 @@ class StepLoop:
             num_running=engine.num_running,
             num_waiting=engine.num_waiting,
             waiting_tokens=engine.waiting_tokens,
+            waiting_context=engine.waiting_context,
+            prefill_share=self._meter.share.at(time.monotonic()),
+            cost=self._meter.cost,
             step_s=step_s,
         )
 

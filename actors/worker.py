@@ -183,6 +183,8 @@ class Worker:
             block_size=built.layout.block_size,
             num_blocks=built.num_blocks,
             max_context=built.max_context,
+            max_sequences=self._config.engine.max_num_seqs,
+            step_tokens=self._config.engine.max_step_tokens,
             mover=self._hello.memory.mover,
             metrics_address=self._metrics_address,
             pid=os.getpid(),
@@ -344,10 +346,14 @@ class Worker:
         load = Load(
             num_running=report.num_running,
             num_waiting=report.num_waiting,
+            num_importing=len(self._decode),
             waiting_tokens=report.waiting_tokens,
+            waiting_context=report.waiting_context,
+            prefill_share=report.prefill_share,
             blocks_free=report.counts.free,
             blocks_cached=report.counts.cached,
             blocks_held=report.counts.held,
+            cost=report.cost,
         )
         for session in self._sessions:
             session.add_state(load, report.events)

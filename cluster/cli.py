@@ -12,7 +12,10 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from baton.actors.engine.model_reference import ModelNotFoundError
+from baton.cluster.bench.command import BenchOptions, bench
+from baton.cluster.cli_options import takes
 from baton.cluster.errors import ClusterError
+from baton.cluster.sim.command import SimOptions, sim
 
 # What a shell reports for a command that the signal ended.
 INTERRUPTED, TERMINATED = 130, 143
@@ -98,6 +101,10 @@ def version() -> None:
     from baton.router.routes import baton_version
 
     typer.echo(baton_version())
+
+
+app.command()(takes(BenchOptions, bench))
+app.command()(takes(SimOptions, sim))
 
 
 def main() -> None:

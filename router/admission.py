@@ -1,58 +1,257 @@
-"""How much may wait for its first token at this gateway: bounded in sequences and in prompt tokens.
+"""Who may wait at this gateway, and who goes next: the queue in front of the workers.
 
-Beyond the bounds a request is refused at once, before any prefill is spent on it.
+Requests are held back here while the workers have enough to do, because here their order can still be decided.
+What cannot be served in time is refused before any prefill is spent on it. Synchronous but for `Place.wait`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from baton.router.errors import Overloaded
+from baton.router.errors import Overloaded, RouterError
+from baton.router.fair_queue import FairQueue
 
 MAX_RETRY_AFTER_S = 60
-SMOOTHING = 0.1  # weight of the newest waiting time in their average
+PACE_S = 10.0  # how far back the measured pace looks
+NOTE_S = 0.1  # between two measurements
+MIN_MEASURED_S = 0.5  # of backlog, before the pace says anything
+SMOOTHING = 0.1  # weight of the newest request in the average time from its turn to its first token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionLimits:
+    max_requests: int = 1024  # sequences without a first token
+    max_tokens: int = 2_000_000  # their prompt tokens
+    max_wait_s: float = 30.0  # in the queue
 
 
 class Admission:
-    def __init__(self, *, max_requests: int, max_tokens: int) -> None:
-        self._max_requests = max_requests
-        self._max_tokens = max_tokens
-        self._average_wait_s = 1.0
+    """`has_room` says whether the workers should get another request now; call `pump` when that may have changed."""
+
+    def __init__(
+        self, limits: AdmissionLimits, has_room: Callable[[], bool], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._limits = limits
+        self._has_room = has_room
+        self._clock = clock
+        self._queue = FairQueue()
+        self._pace = _Pace()
+        self._service_s = 0.0  # from a request's turn to its first token, on average
+        self._released: Place | None = None  # its request is not charged to a worker yet, so `has_room` is stale
         self.num_requests = 0
         self.num_tokens = 0
 
-    def enter(self, prompt_lens: Sequence[int]) -> list[Place]:
-        """Take a place for each sequence of one call, all or none. An empty queue takes any one call.
+    @property
+    def num_queued(self) -> int:
+        """Sequences that no worker knows of yet."""
+        return len(self._queue)
 
-        Raises Overloaded when they do not fit.
+    @property
+    def num_queued_tokens(self) -> int:
+        return self._queue.num_tokens
+
+    def enter(
+        self, prompt_lens: Sequence[int], *, key: str = "", priority: int = 0, deadline_s: float | None = None
+    ) -> list[Place]:
+        """Take a place for each sequence of one call, all or none. An idle gateway takes any one call.
+
+        `key` shares fairly with other keys; lower `priority` goes first; `deadline_s` is for the first token.
+        Raises Overloaded when they do not fit, or would not be served in time.
         """
-        if self.num_requests and self.num_requests + len(prompt_lens) > self._max_requests:
-            raise self._refusal(f"{self.num_requests} requests are waiting, the limit is {self._max_requests}")
-        if self.num_requests and self.num_tokens + sum(prompt_lens) > self._max_tokens:
-            raise self._refusal(f"{self.num_tokens} prompt tokens are waiting, the limit is {self._max_tokens}")
-        return [Place(self, prompt_len) for prompt_len in prompt_lens]
+        limits, num_tokens = self._limits, sum(prompt_lens)
+        if self.num_requests and self.num_requests + len(prompt_lens) > limits.max_requests:
+            raise self._refusal(f"{self.num_requests} requests are waiting, the limit is {limits.max_requests}")
+        if self.num_requests and self.num_tokens + num_tokens > limits.max_tokens:
+            raise self._refusal(f"{self.num_tokens} prompt tokens are waiting, the limit is {limits.max_tokens}")
+        latest_s = self._latest_release_s(num_tokens, deadline_s)
+        wait_s = self.expected_wait_s(num_tokens, key, priority)
+        if wait_s > latest_s:
+            raise self._refusal(f"a wait of {wait_s:.1f} s is expected, more than {max(latest_s, 0):.1f} s is too long")
+        now = self._clock()
+        places = [Place(self, prompt_len, key, priority, now + latest_s) for prompt_len in prompt_lens]
+        for place in places:
+            self.num_requests += 1
+            self.num_tokens += place.num_tokens
+            self._queue.push(place)
+        self.pump()
+        return places
 
-    def note_wait(self, seconds: float) -> None:
-        """Learn how long one request waited for its first token: what `Retry-After` is made of."""
-        self._average_wait_s += SMOOTHING * (seconds - self._average_wait_s)
+    def expected_wait_s(self, num_tokens: int, key: str = "", priority: int = 0) -> float:
+        """Estimate how long a request would wait here that came now; 0 while there is nothing to go by."""
+        if not self._queue:
+            return 0.0
+        return self._pace.seconds(self._queue.tokens_ahead(num_tokens, key, priority))
+
+    def pump(self) -> None:
+        """Release whose turn it is, if the workers have room. One at a time: the next when that one is charged."""
+        now = self._clock()
+        while self._released is None and self._queue and self._has_room():
+            place = self._queue.head()
+            assert isinstance(place, Place)
+            if now > place.latest:
+                self._queue.remove(place)
+                place.settle(self.too_late())
+                continue
+            self._queue.take(place)
+            self._released = place
+            place.released_at = now
+            place.settle(None)
+        if not self._queue:
+            self._pace.pause()
+
+    def wants_progress(self) -> bool:
+        """Whether it is time for `note_progress`: while somebody waits, a few times a second."""
+        return bool(self._queue) and self._pace.is_due(self._clock())
+
+    def note_progress(self, outstanding: int) -> None:
+        """Learn how many prompt tokens the workers have yet to compute: what the pace is measured by."""
+        self._pace.note(outstanding, self._clock())
+
+    def refuse_all(self, error: RouterError) -> None:
+        """Nobody can serve what waits."""
+        while (place := self._queue.head()) is not None:
+            assert isinstance(place, Place)
+            self._queue.remove(place)
+            place.settle(error)
+        self._pace.pause()
+
+    def too_late(self) -> Overloaded:
+        return self._refusal("the request waited too long for its turn")
+
+    def charge_output(self, key: str, num_tokens: int) -> None:
+        """A key's request has generated tokens: they count towards its share."""
+        self._queue.charge(key, num_tokens)
+
+    def now(self) -> float:
+        return self._clock()
+
+    # For places only.
+
+    def on_charged(self, place: Place, num_uncached: int) -> None:
+        self._pace.charge(num_uncached, place.num_tokens)
+        self._next_after(place)
+
+    def on_left(self, place: Place, *, has_output: bool) -> None:
+        now = self._clock()
+        self.num_requests -= 1
+        self.num_tokens -= place.num_tokens
+        if place.is_waiting:
+            self._queue.remove(place)
+        if has_output:
+            self._service_s += SMOOTHING * (now - place.released_at - self._service_s)
+        self._next_after(place)
+        self.pump()
+
+    def _next_after(self, place: Place) -> None:
+        if self._released is place:
+            self._released = None
+            self.pump()
+
+    def _latest_release_s(self, num_tokens: int, deadline_s: float | None) -> float:
+        if deadline_s is None:
+            return self._limits.max_wait_s
+        return min(self._limits.max_wait_s, deadline_s - max(self._service_s, self._pace.seconds(num_tokens)))
 
     def _refusal(self, reason: str) -> Overloaded:
-        retry_after_s = min(max(math.ceil(self._average_wait_s), 1), MAX_RETRY_AFTER_S)
+        wait_s = self._pace.seconds(self.num_tokens)
+        retry_after_s = min(max(math.ceil(wait_s), 1), MAX_RETRY_AFTER_S)
         return Overloaded(f"{reason}: try again in {retry_after_s} s", retry_after_s=retry_after_s)
 
 
 class Place:
-    """One sequence's place in the queue; leaving it is idempotent."""
+    """One sequence's place: it waits for its turn, is charged to workers, and leaves with its first token."""
 
-    def __init__(self, admission: Admission, num_tokens: int) -> None:
-        self._admission: Admission | None = admission
-        self._num_tokens = num_tokens
-        admission.num_requests += 1
-        admission.num_tokens += num_tokens
+    def __init__(self, admission: Admission, num_tokens: int, key: str, priority: int, latest: float) -> None:
+        self._admission = admission
+        self.num_tokens = num_tokens
+        self.key = key
+        self.priority = priority
+        self.latest = latest  # on the admission's clock: released after it, the request would be too late
+        self.is_waiting = False
+        self.is_released = False
+        self.released_at = 0.0
+        self._has_left = False
+        self.refusal: RouterError | None = None
+        self._listener: Callable[[], None] | None = None
 
-    def leave(self) -> None:
-        if self._admission is not None:
-            self._admission.num_requests -= 1
-            self._admission.num_tokens -= self._num_tokens
-            self._admission = None
+    async def wait(self) -> None:
+        """Return when it is this sequence's turn. Raises Overloaded or NoWorkers when that will not come."""
+        settled = asyncio.Event()
+        self.listen(settled.set)
+        try:
+            async with asyncio.timeout(max(self.latest - self._admission.now(), 0.0)):
+                await settled.wait()
+        except TimeoutError:
+            raise self._admission.too_late() from None
+        if self.refusal is not None:
+            raise self.refusal
+
+    def listen(self, on_settled: Callable[[], None]) -> None:
+        """Call `on_settled` when admission has spoken; at once if it has."""
+        self._listener = on_settled
+        if not self.is_waiting:
+            on_settled()
+
+    def settle(self, refusal: RouterError | None) -> None:
+        """Admission's word: go, or why not."""
+        self.is_released = refusal is None
+        self.refusal = refusal
+        if self._listener is not None:
+            self._listener()
+
+    def charged(self, num_uncached: int) -> None:
+        """The request weighs on its workers now, by so many tokens to compute, so the next may be judged."""
+        self._admission.on_charged(self, num_uncached)
+
+    def leave(self, *, has_output: bool = False) -> None:
+        """Idempotent. With `has_output`, the first token has come."""
+        if not self._has_left:
+            self._has_left = True
+            self._admission.on_left(self, has_output=has_output)
+
+
+class _Pace:
+    """How many prompt tokens the workers compute a second while others wait: what they can do, all in all.
+
+    Counted as they are computed, so that a long prompt counts while it runs. In uncached tokens; `_uncached` is the
+    share of a prompt that is computed at all, on average.
+    """
+
+    def __init__(self) -> None:
+        self._tokens = 0.0
+        self._seconds = 0.0
+        self._uncached = 1.0
+        self._charged = 0  # in all
+        self._last: tuple[int, int, float] | None = None  # outstanding, charged and the time, when last noted
+
+    def charge(self, num_uncached: int, num_tokens: int) -> None:
+        self._charged += num_uncached
+        self._uncached += SMOOTHING * (num_uncached / max(num_tokens, 1) - self._uncached)
+
+    def is_due(self, now: float) -> bool:
+        return self._last is None or now - self._last[2] >= NOTE_S
+
+    def note(self, outstanding: int, now: float) -> None:
+        """`outstanding`: tokens that the workers have yet to compute."""
+        last, self._last = self._last, (outstanding, self._charged, now)
+        if last is None:
+            return
+        elapsed_s = now - last[2]
+        computed = max(last[0] + self._charged - last[1] - outstanding, 0)
+        fade = math.exp(-elapsed_s / PACE_S)
+        self._tokens = self._tokens * fade + computed
+        self._seconds = self._seconds * fade + elapsed_s
+
+    def pause(self) -> None:
+        """Nobody waits: what follows says nothing of what the workers could do."""
+        self._last = None
+
+    def seconds(self, num_tokens: int) -> float:
+        """Return how long so many tokens of prompts take, cached ones among them; 0 while that is not known."""
+        if self._seconds < MIN_MEASURED_S or not self._tokens:
+            return 0.0
+        return num_tokens * self._uncached * self._seconds / self._tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -11,6 +12,16 @@ from baton.router.api_keys import ApiKey
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+
+
+class PolicyName(StrEnum):
+    COST = "cost"
+    CACHE_AWARE = "cache_aware"
+    LEAST_LOADED = "least_loaded"
+    POWER_OF_TWO = "power_of_two"
+    ROUND_ROBIN = "round_robin"
+    RANDOM = "random"
+    DYNAMO = "dynamo"
 
 
 class CacheAwareLimits(BaseModel):
@@ -23,6 +34,39 @@ class CacheAwareLimits(BaseModel):
     imbalance_ratio: Annotated[float, Field(ge=1)] = 1.5  # ... or this many times as busy, whichever is more
 
 
+class SloClass(BaseModel):
+    """Targets; a key that is left out counts as met. A first token that cannot come in time is refused (429)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    ttft_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    itl_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None  # mean time between tokens
+
+
+class SloConfig(BaseModel):
+    """Whose requests have which targets. The headers x-baton-slo, x-baton-ttft-ms and x-baton-itl-ms go before it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    classes: dict[str, SloClass] = {"default": SloClass()}
+    default: str = "default"  # class of requests that name none and whose key has none
+    keys: dict[str, str] = {}  # name of an API key -> class
+
+    @model_validator(mode="after")
+    def _classes_exist(self) -> Self:
+        for where, name in {
+            "default": self.default,
+            **{f"keys.{key}": name for key, name in self.keys.items()},
+        }.items():
+            if name not in self.classes:
+                raise ValueError(
+                    f"slo.{where} is {name!r}, which is no class: define it, or use {sorted(self.classes)}"
+                )
+        if "custom" in self.classes:
+            raise ValueError("slo.classes: 'custom' is the class of requests with targets of their own; rename it")
+        return self
+
+
 class RouterConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -30,13 +74,15 @@ class RouterConfig(BaseModel):
     port: Annotated[int, Field(ge=0, le=65535)] = 0  # 0 = any free port
     advertise_host: str | None = None  # what `Gateway.start` returns when `host` is a wildcard
 
-    policy: Literal["cache_aware", "round_robin", "least_loaded"] = "cache_aware"
+    policy: PolicyName = PolicyName.CACHE_AWARE
     cache_aware: CacheAwareLimits = CacheAwareLimits()
     predicted_prefix_s: Seconds = 5.0  # how long a prefix counts as cached where it was just sent
 
     max_body_bytes: Count = 8 * 2**20
     max_queued_requests: Count = 1024  # sequences without a first token yet
     max_queued_tokens: Count = 2_000_000  # their prompt tokens
+    max_queue_s: Seconds = 30.0  # in the gateway's queue; whoever would wait longer is refused at once
+    slo: SloConfig = SloConfig()
     request_timeout_s: Seconds = 600.0
     max_attempts: Count = 3  # workers that one sequence may be lost on before it is given up
 

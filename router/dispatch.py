@@ -10,119 +10,140 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 
 import msgspec
 
-from baton.actors.engine.block_hash import BlockHash, block_hashes, root_hash
 from baton.actors.engine.request import Request, TokenLogprobs
 from baton.actors.messages import Output, Submit
-from baton.router.admission import Admission, Place
+from baton.router.admission import Admission, AdmissionLimits, Place
 from baton.router.errors import DeadlineExceeded, InvalidRequest, NoWorkers, WorkerFailed, WorkerLost
 from baton.router.membership import Membership
-from baton.router.policy import Candidate, Policy
-from baton.router.prefix_index import PrefixIndex
-from baton.router.worker_stream import Charge, Mailbox, StreamLost, WorkerStream
+from baton.router.metrics import Metrics
+from baton.router.routing import Charge, Route, Router
+from baton.router.slo import Terms
+from baton.router.worker_stream import Mailbox, StreamLost, WorkerStream
 
 logger = logging.getLogger(__name__)
 
 
 class GaveUp(StreamLost):
-    """The worker is there, but has dropped this request."""
-
-
-@dataclass(frozen=True, slots=True)
-class Leg:
-    """One worker's part in a request: what was charged to it. `uncached` prompt tokens are computed there."""
-
-    stream: WorkerStream
-    hashes: Sequence[BlockHash]
-    uncached: int
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    decode: Leg
-    prefill: Leg | None
+    """The worker is there, but has dropped this request: it drains."""
 
 
 class Dispatcher:
     def __init__(
-        self, membership: Membership, index: PrefixIndex, policy: Policy, admission: Admission, *, max_attempts: int = 3
+        self,
+        membership: Membership,
+        router: Router[WorkerStream],
+        limits: AdmissionLimits,
+        metrics: Metrics,
+        *,
+        max_attempts: int = 3,
     ) -> None:
         self._membership = membership
-        self._index = index
-        self._policy = policy
-        self._admission = admission
+        self._router = router
         self._max_attempts = max_attempts
-        self._last_hashes = _Hashes((), "", {})
+        self._metrics = metrics
+        self.admission = Admission(limits, self._has_room)
+        metrics.watch_queue(lambda: self.admission.num_queued, lambda: self.admission.num_queued_tokens)
+        membership.on_news = self._on_news
 
-    def admit(self, requests: Sequence[Request]) -> list[Place]:
+    def admit(self, requests: Sequence[Request], terms: Terms) -> list[Place]:
         """Take a place in the queue for each request of one call. Raises NoWorkers or Overloaded.
 
         Each place goes to `generate`, which leaves it; the caller must leave those that it never passes on.
         """
         reason = self._membership.why_unusable()
         if reason is not None:
-            raise NoWorkers(f"{reason}: try again shortly", retry_after_s=1)
-        return self._admission.enter([len(request.tokens) for request in requests])
+            raise _no_workers(reason)
+        lens = [len(request.tokens) for request in requests]
+        deadlines = [seconds for seconds in (requests[0].deadline_s, terms.slo.ttft_s) if seconds is not None]
+        deadline_s = min(deadlines, default=None)
+        return self.admission.enter(lens, key=terms.key, priority=requests[0].priority, deadline_s=deadline_s)
 
-    async def generate(self, request: Request, place: Place) -> AsyncGenerator[Output, None]:
+    async def generate(self, request: Request, place: Place, terms: Terms) -> AsyncGenerator[Output, None]:
         """Yield the request's outputs, those of one wake-up joined; closing the generator cancels it everywhere.
 
-        Raises a RouterError instead of a last output: WorkerLost, WorkerFailed or DeadlineExceeded.
+        Raises a RouterError instead of a last output: Overloaded or NoWorkers while it waits for its turn, WorkerLost,
+        WorkerFailed or DeadlineExceeded then.
         """
         loop = asyncio.get_running_loop()
         started = loop.time()
         progress = _Progress(request)
         gave_up: set[str] = set()  # lives that cancelled this request by themselves
+        num_lost = 0
         try:
-            for attempt in range(self._max_attempts):
-                current = progress.next_request(attempt, loop.time() - started)
-                route = self._route(current, gave_up)
+            await place.wait()
+            self._metrics.queued(loop.time() - started)
+            while num_lost < self._max_attempts:
+                current = progress.next_request(num_lost + len(gave_up), loop.time() - started)
+                route = self._router.route(current, gave_up, targets=terms.slo, session=terms.session)
+                charge = self._router.charge(route)
+                place.charged(sum(leg.uncached for leg in route.legs))
                 try:
-                    async with aclosing(self._attempt(current, route)) as outputs:
+                    async with aclosing(self._attempt(current, route, charge)) as outputs:
                         async for output in outputs:
-                            if not progress.has_output:
-                                place.leave()
-                                self._admission.note_wait(loop.time() - started)
+                            place.leave(has_output=True)
                             yield progress.take(output)
                     return
+                except GaveUp as gone:
+                    logger.info("request %s moves on after %d tokens: %s", request.id, progress.num_tokens, gone)
+                    gave_up.add(route.decode.worker.incarnation)
+                    self._metrics.migrated("handed_back")
                 except StreamLost as lost:
                     logger.warning("request %s goes on after %d tokens: %s", request.id, progress.num_tokens, lost)
-                    if progress.is_complete:
-                        yield Output(request_id=request.id, finish="length")
-                        return
-                    if isinstance(lost, GaveUp):
-                        gave_up.add(route.decode.stream.incarnation)
+                    num_lost += 1
+                    self._metrics.migrated("lost")
+                finally:
+                    charge.release()
+                if progress.is_complete:
+                    yield Output(request_id=request.id, finish="length")
+                    return
             raise WorkerLost(
-                f"{self._max_attempts} workers in turn were lost while serving this request: try again", retry_after_s=1
+                f"{num_lost} workers in turn were lost while serving this request: try again", retry_after_s=1
             )
         finally:
             place.leave()
+            self.admission.charge_output(place.key, progress.num_tokens)
 
-    async def _attempt(self, request: Request, route: Route) -> AsyncGenerator[Output, None]:
+    def _has_room(self) -> bool:
+        prefillers = self._membership.prefillers()
+        return any(worker.has_room for worker in self._membership.decoders()) and (
+            not prefillers or any(worker.has_room for worker in prefillers)
+        )
+
+    def _on_news(self, stream: WorkerStream) -> None:
+        """A worker has reported, come or gone: perhaps somebody who waits can go, or nobody can any more."""
+        if not self.admission.num_queued:
+            return
+        reason = self._membership.why_unusable()
+        if reason is not None:
+            self.admission.refuse_all(_no_workers(reason))
+            return
+        if self.admission.wants_progress():
+            workers = (*self._membership.decoders(), *self._membership.prefillers())
+            self.admission.note_progress(sum(worker.num_tokens for worker in workers))
+        if stream.has_room:
+            self.admission.pump()
+
+    async def _attempt(
+        self, request: Request, route: Route[WorkerStream], charge: Charge
+    ) -> AsyncGenerator[Output, None]:
         """Run the request on one decode worker. Raises StreamLost when another should go on."""
         loop = asyncio.get_running_loop()
-        decode, prefill = route.decode, route.prefill
-        charges = [Charge(leg.stream, leg.uncached) for leg in (decode, prefill) if leg is not None]
+        stream, prefill = route.decode.worker, route.prefill
         deadline = None
         try:
-            mailbox = decode.stream.submit(Submit(request, prefill.stream.info.peer if prefill else None))
+            mailbox = stream.submit(Submit(request, prefill.worker.info.peer if prefill else None))
             if request.deadline_s is not None:
                 expiry = DeadlineExceeded("the request took longer than this server allows: ask for fewer tokens")
                 deadline = loop.call_later(request.deadline_s, mailbox.put_nowait, expiry)
-            for leg in (decode, prefill):
-                if leg is not None:
-                    self._index.predict(leg.stream.incarnation, leg.hashes)
             is_first = True
             while True:
                 output = await _next_output(mailbox)
                 if is_first:
                     is_first = False
-                    charges[0].release_tokens()
-                    for charge in charges[1:]:
-                        charge.release()
+                    charge.on_first_token()
                 _raise_if_failed(output)
                 yield output
                 if output.finish is not None:
@@ -130,53 +151,7 @@ class Dispatcher:
         finally:
             if deadline is not None:
                 deadline.cancel()
-            decode.stream.end(request.id)
-            for charge in charges:
-                charge.release()
-
-    def _route(self, request: Request, gave_up: set[str]) -> Route:
-        fresh = [stream for stream in self._membership.decoders() if stream.incarnation not in gave_up]
-        if not fresh:
-            raise WorkerLost("the worker was lost and no other can go on: try again", retry_after_s=1)
-        decode = self._choose(fresh, request)
-        prefillers = self._membership.prefillers()
-        if not prefillers:
-            return Route(decode, None)
-        prefill = self._choose(prefillers, request)
-        return Route(Leg(decode.stream, decode.hashes, 0), prefill)
-
-    def _choose(self, streams: Sequence[WorkerStream], request: Request) -> Leg:
-        hashes = {stream.info.block_size: self._hashes(request, stream.info.block_size) for stream in streams}
-        candidates = [
-            Candidate(
-                index=i,
-                matched=self._index.match(hashes[stream.info.block_size], stream.incarnation),
-                num_requests=stream.num_requests,
-                num_tokens=stream.num_tokens,
-                num_dispatched=stream.num_dispatched,
-            )
-            for i, stream in enumerate(streams)
-        ]
-        chosen = self._policy(candidates, max(map(len, hashes.values())))
-        stream = streams[chosen.index]
-        uncached = len(request.tokens) - chosen.matched * stream.info.block_size
-        return Leg(stream, hashes[stream.info.block_size], uncached)
-
-    def _hashes(self, request: Request, block_size: int) -> Sequence[BlockHash]:
-        """Hash the prompt's blocks, once for all choices of one prompt (they share the tuple)."""
-        last = self._last_hashes
-        if last.tokens is not request.tokens or last.salt != request.cache_salt:
-            last = self._last_hashes = _Hashes(request.tokens, request.cache_salt, {})
-        if block_size not in last.by_size:
-            last.by_size[block_size] = block_hashes(request.tokens, block_size, root_hash(request.cache_salt))
-        return last.by_size[block_size]
-
-
-@dataclass(frozen=True, slots=True)
-class _Hashes:
-    tokens: tuple[int, ...]
-    salt: str
-    by_size: dict[int, Sequence[BlockHash]]
+            stream.end(request.id)
 
 
 class _Progress:
@@ -209,9 +184,9 @@ class _Progress:
     def next_request(self, attempt: int, elapsed_s: float) -> Request:
         """Return the request for one attempt: its own id, so that late outputs of an earlier one cannot be mixed up."""
         request = self._request
-        if attempt == 0:
-            return request
         deadline_s = None if request.deadline_s is None else max(request.deadline_s - elapsed_s, 0.0)
+        if attempt == 0:
+            return msgspec.structs.replace(request, deadline_s=deadline_s)
         return msgspec.structs.replace(
             request,
             id=f"{request.id}.{attempt}",
@@ -219,6 +194,10 @@ class _Progress:
             num_output=request.num_output + len(self._tokens),
             deadline_s=deadline_s,
         )
+
+
+def _no_workers(reason: str) -> NoWorkers:
+    return NoWorkers(f"{reason}: try again shortly", retry_after_s=1)
 
 
 async def _next_output(mailbox: Mailbox) -> Output:

@@ -15,7 +15,7 @@ from pathlib import Path
 import uvicorn
 
 from baton.actors.messages import WorkerInfo
-from baton.router.admission import Admission
+from baton.router.admission import AdmissionLimits
 from baton.router.config import RouterConfig
 from baton.router.dispatch import Dispatcher
 from baton.router.generation_config import SamplingDefaults, sampling_defaults
@@ -23,9 +23,10 @@ from baton.router.health import Health
 from baton.router.http_protocol import BoundedHttp
 from baton.router.membership import Membership
 from baton.router.metrics import Metrics
-from baton.router.policy import make_policy
+from baton.router.policies import make_policy
 from baton.router.prefix_index import PrefixIndex
 from baton.router.routes import make_app
+from baton.router.routing import Router
 from baton.router.service import Backend, Service
 from baton.router.tokenizer import Tokenizer
 from baton.router.worker_stream import Reconnect
@@ -100,13 +101,15 @@ class Gateway:
 
     def _make_service(self, tokenizer: Tokenizer, defaults: SamplingDefaults) -> Service:
         config = self._config
-        admission = Admission(max_requests=config.max_queued_requests, max_tokens=config.max_queued_tokens)
-        dispatcher = Dispatcher(
-            self.membership, self._index, make_policy(config), admission, max_attempts=config.max_attempts
+        limits = AdmissionLimits(
+            max_requests=config.max_queued_requests,
+            max_tokens=config.max_queued_tokens,
+            max_wait_s=config.max_queue_s,
         )
-        return Service(
-            config, self._model_name, tokenizer, Backend(self.membership, dispatcher, self.metrics), defaults
-        )
+        router = Router(self.membership, self._index, make_policy(config))
+        dispatcher = Dispatcher(self.membership, router, limits, self.metrics, max_attempts=config.max_attempts)
+        backend = Backend(self.membership, dispatcher, self.metrics)
+        return Service(config, self._model_name, tokenizer, backend, defaults)
 
 
 class _Server(uvicorn.Server):

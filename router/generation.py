@@ -17,10 +17,11 @@ from baton.actors.messages import Output, ServedBy
 from baton.router.admission import Place
 from baton.router.detokenizer import Detokenizer
 from baton.router.dispatch import Dispatcher
-from baton.router.errors import RouterError
+from baton.router.errors import Overloaded, RouterError
 from baton.router.metrics import Metrics
 from baton.router.openai_models import PromptTokensDetails, Usage
 from baton.router.parts import CallStart, Part, PartParser, PlainText, merged
+from baton.router.slo import Terms
 from baton.router.tokenizer import Tokenizer
 
 
@@ -157,12 +158,20 @@ class Generation:
     """All sequences of one call: `num_choices` for each prompt, in order. Times count from `started`, monotonic."""
 
     def __init__(
-        self, choices: Sequence[Choice], num_choices: int, dispatcher: Dispatcher, metrics: Metrics, started: float
+        self,
+        choices: Sequence[Choice],
+        num_choices: int,
+        dispatcher: Dispatcher,
+        metrics: Metrics,
+        *,
+        terms: Terms,
+        started: float,
     ) -> None:
         self._choices = choices
         self._num_choices = num_choices
         self._dispatcher = dispatcher
         self._metrics = metrics
+        self._terms = terms
         self._started = started
         self.ttft_s: float | None = None
         self.failure: RouterError | None = None  # told to the client in its stream
@@ -174,7 +183,19 @@ class Generation:
 
     async def deltas(self) -> AsyncGenerator[list[Delta], None]:
         """Yield what came together, together. Closing the generator cancels every sequence."""
-        places = self._dispatcher.admit([choice.request for choice in self._choices])
+        slo = self._terms.slo
+        try:
+            async with aclosing(self._admitted()) as batches:
+                async for batch in batches:
+                    yield batch
+        except RouterError as error:
+            outcome = "refused" if error.code == Overloaded.code else "failed"
+            for _ in filter(lambda choice: choice.finish is None, self._choices):
+                self._metrics.judged(slo.name, self._terms.key, outcome, 0)
+            raise
+
+    async def _admitted(self) -> AsyncGenerator[list[Delta], None]:
+        places = self._dispatcher.admit([choice.request for choice in self._choices], self._terms)
         try:
             if len(places) == 1:
                 async with aclosing(self._follow(self._choices[0], places[0])) as deltas:
@@ -246,13 +267,15 @@ class Generation:
         news.put_nowait(None)
 
     async def _follow(self, choice: Choice, place: Place) -> AsyncGenerator[Delta, None]:
+        first_s: float | None = None
         last_s: float | None = None
-        async with aclosing(self._dispatcher.generate(choice.request, place)) as outputs:
+        async with aclosing(self._dispatcher.generate(choice.request, place, self._terms)) as outputs:
             async for output in outputs:
                 now = time.monotonic()
                 before = choice.num_tokens
                 delta = choice.take(output)
-                if last_s is None:
+                if first_s is None:
+                    first_s = now
                     self._note_first(choice, now)
                 self._metrics.output(choice.num_tokens - before, None if last_s is None else now - last_s)
                 last_s = now
@@ -261,6 +284,10 @@ class Generation:
                 if choice.finish is not None:
                     break
         self._metrics.finished(choice.finish or "none")
+        if first_s is not None and last_s is not None:
+            itl_s = (last_s - first_s) / (choice.num_tokens - 1) if choice.num_tokens > 1 else None
+            verdict = self._terms.slo.verdict(first_s - self._started, itl_s)
+            self._metrics.judged(self._terms.slo.name, self._terms.key, verdict, choice.num_tokens)
         if choice.served is not None:
             self._metrics.phases(choice.served.times)
 
@@ -269,6 +296,7 @@ class Generation:
             self.ttft_s = now - self._started
         if choice.index % self._num_choices == 0:
             self._metrics.first_output(now - self._started, len(choice.request.tokens), choice.cached_tokens)
+            self._metrics.prompt_of_key(self._terms.key, len(choice.request.tokens))
 
 
 class _Offsets:

@@ -7,7 +7,7 @@ as another life has its old stream closed at once, since that life is dead.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from baton.actors.messages import WorkerInfo
 from baton.router.prefix_index import PrefixIndex
@@ -20,6 +20,10 @@ class Membership:
         self._reconnect = reconnect
         self._streams: dict[str, WorkerStream] = {}  # by incarnation, retired ones too
         self._retirements: set[asyncio.Task[None]] = set()
+        self._usable: dict[str, WorkerStream] = {}  # these and the next two follow every change: they are read often
+        self._decoders: tuple[WorkerStream, ...] = ()
+        self._prefillers: tuple[WorkerStream, ...] = ()
+        self.on_news: Callable[[WorkerStream], None] = lambda stream: None  # a worker has reported, come or gone
 
     async def set_workers(self, workers: Sequence[WorkerInfo]) -> None:
         """Make `workers` all there are. Raises ValueError when two share an id."""
@@ -35,14 +39,17 @@ class Membership:
                 dead.append(self._streams.pop(stream.incarnation))
         for info in wanted.values():
             self._connect(info)
+        self._sort()
+        for stream in dead:
+            self.on_news(stream)
         await asyncio.gather(*(stream.close() for stream in dead))
 
-    def decoders(self) -> list[WorkerStream]:
+    def decoders(self) -> Sequence[WorkerStream]:
         """Return the workers that can take a request now."""
-        return [stream for stream in self._members() if stream.is_usable and stream.info.role != "prefill"]
+        return self._decoders
 
-    def prefillers(self) -> list[WorkerStream]:
-        return [stream for stream in self._members() if stream.is_usable and stream.info.role == "prefill"]
+    def prefillers(self) -> Sequence[WorkerStream]:
+        return self._prefillers
 
     def max_context(self) -> int | None:
         """Return the context that every decode worker can hold, or None while none is known."""
@@ -50,7 +57,7 @@ class Membership:
 
     def why_unusable(self) -> str | None:
         """Say why no request can be served now; None if one can."""
-        if self.decoders():
+        if self._decoders:
             return None
         known = [stream for stream in self._members() if stream.info.role != "prefill"]
         if not known:
@@ -62,6 +69,17 @@ class Membership:
             task.cancel()
         await asyncio.gather(*(stream.close() for stream in self._streams.values()))
         self._streams.clear()
+        self._sort()
+
+    def _hear(self, stream: WorkerStream) -> None:
+        if stream.is_usable != (stream.incarnation in self._usable):
+            self._sort()
+        self.on_news(stream)
+
+    def _sort(self) -> None:
+        self._usable = {incarnation: stream for incarnation, stream in self._streams.items() if stream.is_usable}
+        self._decoders = tuple(stream for stream in self._usable.values() if stream.info.role != "prefill")
+        self._prefillers = tuple(stream for stream in self._usable.values() if stream.info.role == "prefill")
 
     def _members(self) -> list[WorkerStream]:
         return [stream for stream in self._streams.values() if not stream.is_retired]
@@ -69,7 +87,7 @@ class Membership:
     def _connect(self, info: WorkerInfo) -> None:
         stream = self._streams.get(info.peer.incarnation)
         if stream is None:
-            stream = self._streams[info.peer.incarnation] = WorkerStream(info, self._index, self._reconnect)
+            stream = self._streams[info.peer.incarnation] = WorkerStream(info, self._index, self._reconnect, self._hear)
             stream.start()
         stream.info = info
         stream.is_retired = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from typing import Concatenate, ParamSpec
+from typing import Concatenate, Literal, ParamSpec
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -22,6 +22,8 @@ TTFT_BUCKETS = (.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5
 ITL_BUCKETS = (.002, .004, .006, .008, .01, .015, .02, .025, .03, .035, .04, .06, .08, .1, .2, .4, .6, .8, 1, 2, 4, 8)
 E2E_BUCKETS = (.05, .1, .3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
 # fmt: on
+
+NO_KEY = "none"  # label of requests without an API key
 
 P = ParamSpec("P")
 
@@ -78,6 +80,43 @@ class Metrics:
             registry=registry,
         )
 
+        self._add_shares(registry)
+
+    def _add_shares(self, registry: CollectorRegistry) -> None:
+        """Add what is counted by class and by key, and the queue's."""
+        self._judged = Counter(
+            "baton_gateway_slo_sequences",
+            "Sequences by whether they met the targets of their class, or which they missed",
+            ("slo", "outcome"),
+            registry=registry,
+        )
+        self._goodput = Counter(
+            "baton_gateway_goodput_tokens", "Tokens of sequences that met their targets", ("slo",), registry=registry
+        )
+        self._key_sequences = Counter(
+            "baton_gateway_key_sequences", "The same by API key", ("key", "outcome"), registry=registry
+        )
+        self._key_tokens = Counter(
+            "baton_gateway_key_tokens", "Tokens by API key, prompt or output", ("key", "kind"), registry=registry
+        )
+        self._migrations = Counter(
+            "baton_gateway_migrations", "Sequences that went on with another worker", ("reason",), registry=registry
+        )
+        self._queue_wait = Histogram(
+            "baton_gateway_queue_wait_seconds",
+            "Wait for a turn in the gateway's queue",
+            buckets=TTFT_BUCKETS,
+            registry=registry,
+        )
+
+    def watch_queue(self, num_requests: Callable[[], float], num_tokens: Callable[[], float]) -> None:
+        """Export these as the queue's gauges."""
+        for name, what, read in (
+            ("baton_gateway_queued_requests", "Sequences that wait for their turn", num_requests),
+            ("baton_gateway_queued_tokens", "Their prompt tokens", num_tokens),
+        ):
+            Gauge(name, what, registry=self.registry).set_function(read)
+
     def render(self) -> bytes:
         return generate_latest(self.registry)
 
@@ -111,6 +150,27 @@ class Metrics:
     @_never_fails
     def finished(self, finish: str) -> None:
         self._choices.labels(finish).inc()
+
+    @_never_fails
+    def judged(self, slo: str, key: str, outcome: str, num_tokens: int) -> None:
+        """Count one sequence's end. `outcome`: met, ttft or itl (the target that was missed), refused, failed."""
+        self._judged.labels(slo, outcome).inc()
+        self._key_sequences.labels(key or NO_KEY, outcome).inc()
+        self._key_tokens.labels(key or NO_KEY, "output").inc(num_tokens)
+        if outcome == "met":
+            self._goodput.labels(slo).inc(num_tokens)
+
+    @_never_fails
+    def prompt_of_key(self, key: str, num_tokens: int) -> None:
+        self._key_tokens.labels(key or NO_KEY, "prompt").inc(num_tokens)
+
+    @_never_fails
+    def queued(self, seconds: float) -> None:
+        self._queue_wait.observe(seconds)
+
+    @_never_fails
+    def migrated(self, reason: Literal["lost", "handed_back"]) -> None:
+        self._migrations.labels(reason).inc()
 
     @_never_fails
     def phases(self, times: PhaseTimes) -> None:

@@ -40,6 +40,7 @@ from baton.router.metrics import Metrics
 from baton.router.openai_models import ChatRequest, CompletionRequest
 from baton.router.plan import Plan, plan_chat, plan_completion
 from baton.router.sampling import ModelLimits
+from baton.router.slo import SloClasses, Terms
 from baton.router.tokenize import DetokenizeRequest, TokenizeRequest
 from baton.router.tokenizer import Tokenizer
 
@@ -59,6 +60,7 @@ class Call:
     wants_trace: bool
     started: float = field(default_factory=time.monotonic)
     visit: Visit | None = None
+    terms: Terms = field(default_factory=Terms)
     generation: Generation | None = None
 
 
@@ -89,6 +91,7 @@ class Service:
             longest_token=max(map(len, tokenizer.token_bytes)),
             lane=tokenizer.lane,
         )
+        self._slo = SloClasses(config.slo)
         self._num_running = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -114,6 +117,7 @@ class Service:
         self._begin()
         try:
             call.visit = self.door.enter(request.headers)
+            call.terms = self._slo.terms(request.headers, call.visit.name)
             body = await self._read(endpoint, request)
             core = endpoint.core(body)
             plan = await self._plan(core)
@@ -167,7 +171,9 @@ class Service:
             Choice(i, request, stops, self.tokenizer, echo, plan.manner)
             for i, (request, echo) in enumerate(zip(plan.requests, plan.echo, strict=True))
         ]
-        return Generation(choices, plan.num_choices, self._dispatcher, self.metrics, call.started)
+        return Generation(
+            choices, plan.num_choices, self._dispatcher, self.metrics, terms=call.terms, started=call.started
+        )
 
     async def _body(self, call: Call, generation: Generation, writer: Writer, plan: Plan) -> bytes:
         deltas: list[Delta] = []

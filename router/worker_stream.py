@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import grpc.aio
 
 from baton.actors.messages import Cancel, Frame, Load, Output, Resync, Submit, ToWorker, WorkerInfo
 from baton.actors.rpc import SERVE, decode_frame, open_channel, open_stream
+from baton.router.fleet import RoutedWorker
 from baton.router.prefix_index import PrefixIndex
 
 logger = logging.getLogger(__name__)
@@ -33,38 +34,19 @@ class Reconnect:
     max_s: float
 
 
-class Charge:
-    """One request's weight on a worker, from before it is sent until it ends. Every release is idempotent."""
+class WorkerStream(RoutedWorker):
+    """`on_news` is called after every frame and when the stream is lost."""
 
-    def __init__(self, stream: WorkerStream, num_tokens: int) -> None:
-        self._stream = stream
-        self._num_requests = 1
-        self._num_tokens = num_tokens
-        stream.num_own_requests += 1
-        stream.num_own_tokens += num_tokens
-        stream.num_dispatched += 1
-
-    def release_tokens(self) -> None:
-        """The prompt is computed."""
-        self._stream.num_own_tokens -= self._num_tokens
-        self._num_tokens = 0
-
-    def release(self) -> None:
-        self.release_tokens()
-        self._stream.num_own_requests -= self._num_requests
-        self._num_requests = 0
-
-
-class WorkerStream:
-    def __init__(self, info: WorkerInfo, index: PrefixIndex, reconnect: Reconnect) -> None:
-        self.info = info
-        self.load = Load()
+    def __init__(
+        self,
+        info: WorkerInfo,
+        index: PrefixIndex,
+        reconnect: Reconnect,
+        on_news: Callable[[WorkerStream], None] = lambda stream: None,
+    ) -> None:
+        super().__init__(info)
+        self._on_news = on_news
         self.is_retired = False  # takes no new requests
-        self.num_own_requests = 0  # this gateway's, charged before they are sent
-        self.num_own_tokens = 0
-        self.num_dispatched = 0
-        self._num_foreign_requests = 0  # other gateways', as of the last frame
-        self._num_foreign_tokens = 0
         self._index = index
         self._reconnect = reconnect
         self._open: dict[str, Mailbox] = {}
@@ -74,10 +56,6 @@ class WorkerStream:
         self._changed = asyncio.Event()
 
     @property
-    def incarnation(self) -> str:
-        return self.info.peer.incarnation
-
-    @property
     def is_connected(self) -> bool:
         """Connected, and at least one frame has shown that it is the life we mean."""
         return self._outbox is not None and self._next_number > 0
@@ -85,14 +63,6 @@ class WorkerStream:
     @property
     def is_usable(self) -> bool:
         return self.is_connected and not self.is_retired
-
-    @property
-    def num_requests(self) -> int:
-        return self.num_own_requests + self._num_foreign_requests
-
-    @property
-    def num_tokens(self) -> int:
-        return self.num_own_tokens + self._num_foreign_tokens
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name=f"stream to {self.info.peer.worker_id}")
@@ -172,16 +142,12 @@ class WorkerStream:
             if output.finish is not None:
                 del self._open[output.request_id]
                 self._changed.set()
-        self._take_load(frame.load)
+        self.take_load(frame.load)
         if frame.number == 0:
             self._changed.set()
         if not self._index.apply(self.incarnation, frame.events):
             self._send(Resync())
-
-    def _take_load(self, load: Load) -> None:
-        self.load = load
-        self._num_foreign_requests = max(load.num_running + load.num_waiting - self.num_own_requests, 0)
-        self._num_foreign_tokens = max(load.waiting_tokens - self.num_own_tokens, 0)
+        self._on_news(self)
 
     def _resync(self, reason: str) -> None:
         """Frames are missing: outputs of the open requests may be among them, and so may events."""
@@ -199,9 +165,10 @@ class WorkerStream:
     def _lose(self, reason: str) -> None:
         self._outbox = None
         self._next_number = 0
-        self._take_load(Load())
+        self.take_load(Load())
         self._index.drop(self.incarnation)
         self._fail_open(reason)
+        self._on_news(self)
 
     def _fail_open(self, reason: str) -> None:
         lost, self._open = self._open, {}

@@ -62,6 +62,7 @@ class FakeStream:
     running: dict[str, FakeRunning] = field(default_factory=dict[str, FakeRunning])
     events: list[KVEvents] = field(default_factory=list[KVEvents])
     wake: asyncio.Event = field(default_factory=asyncio.Event)
+    told: int = 0  # running requests, in its last frame
 
 
 class FakeWorker:
@@ -83,6 +84,7 @@ class FakeWorker:
         self.max_context = max_context
         self.incarnation = uuid.uuid4().hex
         self.block_size = 16
+        self.step_tokens = 1 << 16  # so many that the gateway never holds a request back, unless a test says so
         self.submits: list[Submit] = []
         self.cancels: list[str] = []
         self.num_resyncs = 0
@@ -92,6 +94,7 @@ class FakeWorker:
         self.drops_requests = False  # when set, running requests are cancelled by the worker itself
         self.skips_frame = False  # when set, one frame is lost
         self.num_steps_allowed: int | None = None  # None = run freely
+        self.tells_everybody = False  # a change of load goes to every stream at once, as real workers' does
         self.cached: set[bytes] = set()
         self._streams: list[FakeStream] = []
         self._server: grpc.aio.Server | None = None
@@ -117,6 +120,7 @@ class FakeWorker:
             block_size=self.block_size,
             num_blocks=1 << 16,
             max_context=self.max_context,
+            step_tokens=self.step_tokens,
             mover="none",
             metrics_address="",
             pid=0,
@@ -156,9 +160,12 @@ class FakeWorker:
             self._streams.remove(stream)
 
     async def _wait_for_work(self, stream: FakeStream) -> None:
-        while not (stream.events or (_ready(stream) and self.num_steps_allowed != 0)):
+        while not (stream.events or self._has_news(stream) or (_ready(stream) and self.num_steps_allowed != 0)):
             stream.wake.clear()
             await stream.wake.wait()
+
+    def _has_news(self, stream: FakeStream) -> bool:
+        return self.tells_everybody and stream.told != self.num_running
 
     async def _read(self, messages: AsyncIterator[ToWorker], stream: FakeStream) -> None:
         async for message in messages:
@@ -171,7 +178,7 @@ class FakeWorker:
             else:
                 self.num_resyncs += 1
                 stream.events.append(self._snapshot())
-            stream.wake.set()
+            self.wake()
 
     def _admitted(self, submit: Submit) -> FakeRunning:
         request = submit.request
@@ -250,6 +257,9 @@ class FakeWorker:
     def _frame(self, stream: FakeStream, outputs: list[Output]) -> Frame:
         number, stream.number = stream.number, stream.number + 1
         events = stream.events.pop(0) if stream.events else KVEvents()
+        stream.told = self.num_running
+        if self.tells_everybody:
+            self.wake()
         return Frame(
             number=number,
             incarnation=self.incarnation,

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from baton.actors.engine.batch import PendingStep, Row, Runner
+from baton.actors.engine.batch import Batch, PendingStep, Row, Runner
 from baton.actors.engine.block_hash import BlockHash
 from baton.actors.engine.block_space import BlockSpace, BlockTable
 from baton.actors.engine.config import EngineConfig
@@ -212,6 +212,16 @@ class Engine:
     # What others want to know.
 
     @property
+    def planned(self) -> Batch | None:
+        """The batch that `run` will launch."""
+        return None if self._planned is None else self._planned.batch
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps that are launched and not yet waited for."""
+        return len(self._in_flight)
+
+    @property
     def num_running(self) -> int:
         return self._scheduler.num_running
 
@@ -221,8 +231,13 @@ class Engine:
 
     @property
     def waiting_tokens(self) -> int:
-        """Prompt tokens not yet computed; those of requests that have not started count in full."""
+        """Prompt tokens not yet computed, without those that the cache held when their request came."""
         return self._scheduler.waiting_tokens
+
+    @property
+    def waiting_context(self) -> float:
+        """Sum over these tokens of the positions that each attends to: what attention adds to their cost."""
+        return self._scheduler.waiting_context
 
     def counts(self) -> BlockCounts:
         return self._space.pool.counts()

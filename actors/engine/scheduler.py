@@ -43,6 +43,11 @@ class Scheduler:
         return len(self._prefilling) + len(self._decoding)
 
     @property
+    def decoding(self) -> list[Sequence]:
+        """The sequences that decode, as long as no prompt runs or waits; else none."""
+        return [] if self._prefilling or self._waiting else self._decoding
+
+    @property
     def num_waiting(self) -> int:
         return len(self._waiting)
 
@@ -50,8 +55,14 @@ class Scheduler:
     def waiting_tokens(self) -> int:
         return self._waiting.num_tokens + sum(seq.num_left for seq in self._prefilling)
 
+    @property
+    def waiting_context(self) -> float:
+        """Sum over these tokens of the positions that each attends to."""
+        running = (seq.num_left * (seq.num_scheduled + 0.5 * seq.num_left) for seq in self._prefilling)
+        return self._waiting.context + sum(running)
+
     def add(self, sequence: Sequence) -> None:
-        self._waiting.push(sequence)
+        self._waiting.push(sequence, self._num_uncached(sequence))
 
     def join(self, sequence: Sequence) -> None:
         """Run a sequence that has entered already and lacks only the KV of its last token."""
@@ -119,7 +130,7 @@ class Scheduler:
         self.remove(sequence)
         self._space.close(sequence.table, sequence.last_step)
         sequence.rewind()
-        self._waiting.push(sequence)
+        self._waiting.push(sequence, self._num_uncached(sequence))
 
     def _pick_chunks(self, budget: int) -> dict[Sequence, int]:
         """Share `budget` tokens among the prompts: the eldest first, then the shortest, then the eldest again."""

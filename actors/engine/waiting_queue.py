@@ -22,27 +22,29 @@ class WaitingQueue:
         self._max_overtakes = max_overtakes
         self._turns: list[Turn] = []
         self._sequences: dict[Turn, Sequence] = {}
-        self._num_tokens = 0
+        self._work: dict[Turn, tuple[int, float]] = {}  # tokens and context, as of their coming
+        self.num_tokens = 0  # uncached ones of all who wait
+        self.context = 0.0  # sum over these of the positions that each attends to
 
     def __len__(self) -> int:
         return len(self._turns)
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that the waiting requests came with."""
-        return self._num_tokens
-
-    def push(self, sequence: Sequence) -> None:
+    def push(self, sequence: Sequence, num_uncached: int) -> None:
         turn = sequence.turn
         insort(self._turns, turn)
         self._sequences[turn] = sequence
-        self._num_tokens += len(sequence.request.tokens)
+        context = num_uncached * (len(sequence.tokens) - 0.5 * num_uncached)
+        self._work[turn] = num_uncached, context
+        self.num_tokens += num_uncached
+        self.context += context
 
     def remove(self, sequence: Sequence) -> None:
         turn = sequence.turn
         del self._turns[bisect_left(self._turns, turn)]
         del self._sequences[turn]
-        self._num_tokens -= len(sequence.request.tokens)
+        num_uncached, context = self._work.pop(turn)
+        self.num_tokens -= num_uncached
+        self.context -= context
 
     def select(self, num_uncached: Callable[[Sequence], int], is_coming: Callable[[Sequence], bool]) -> Sequence | None:
         """Return whose turn it is; it stays in the queue. None also when all wait for blocks that others compute."""

@@ -1,16 +1,21 @@
 """What the gateway costs: time added to the first token, and streamed tokens a second, on one process of its own.
 
-Client and fake worker share this process, so the worker's part can be taken off a request's time exactly.
-Run: PYTHONPATH=<parent of baton>:tests python tests/bench/gateway.py [model.gguf]
+Client and fake worker share this process, so the worker's part can be taken off a request's time exactly. The ceiling
+is what one core could stream by the CPU time that a token takes: it holds on a busy machine too, where the rate that
+was reached says little. The profile is of a run of its own, since profiling costs time.
+Run: PYTHONPATH=<parent of baton>:tests python tests/bench/gateway.py [--streams-only] [model.gguf]
 """
 
 from __future__ import annotations
 
 import asyncio
+import cProfile
 import importlib.util
+import io
 import itertools
 import json
 import multiprocessing
+import pstats
 import random
 import statistics
 import sys
@@ -35,39 +40,56 @@ from baton.router.gateway import Gateway
 
 MODEL = "bench"
 NUM_SEQUENCES = 64
+NUM_ENTRIES = 20  # of the profile
 
 
 def main() -> None:
-    model = Path(sys.argv[1]) if len(sys.argv) > 1 else smollm()
-    uvloop.run(bench(model))
+    arguments = [argument for argument in sys.argv[1:] if argument != "--streams-only"]
+    model = Path(arguments[0]) if arguments else smollm()
+    uvloop.run(bench(model, streams_only="--streams-only" in sys.argv))
 
 
-async def bench(model: Path) -> None:
+async def bench(model: Path, *, streams_only: bool) -> None:
     worker = TimedWorker()
     info = await worker.start()
+    console = Console()
+    console.print(f"load average {psutil.getloadavg()[0]:.1f} on {psutil.cpu_count()} cores")
     async with gateway_process(model, info) as gateway:
-        overhead = Table(
-            *("clients", "worker's own time", "requests/s", "p50 ms", "p99 ms", "µs CPU a request"),
-            title="Time to first token added by the gateway",
-        )
         await measure_overhead(gateway, worker, concurrency=1, num_requests=50)  # warm up
-        for concurrency, first_token_s, num_requests in ((1, 0.0, 300), (32, 0.25, 600), (32, 0.0, 1500)):
-            worker.first_token_s = first_token_s
-            start, cpu_s = time.monotonic(), gateway.cpu_s()
-            times = await measure_overhead(gateway, worker, concurrency=concurrency, num_requests=num_requests)
-            rate = num_requests / (time.monotonic() - start)
-            used = f"{(gateway.cpu_s() - cpu_s) / num_requests * 1e6:.0f}"
-            cuts = [f"{cut * 1e3:.2f}" for cut in statistics.quantiles(times, n=100)]
-            overhead.add_row(str(concurrency), f"{first_token_s * 1e3:.0f} ms", f"{rate:.0f}", cuts[49], cuts[98], used)
-        worker.first_token_s = 0.0
-        rates = Table(
-            *("steps/s", "tokens/s wanted", "tokens/s", "events a token", "gateway CPU", "µs CPU a token"),
-            title=f"Streams of {NUM_SEQUENCES} sequences, one frame a step",
-        )
-        for steps_per_s in (40, 80, 120, 160, None):
-            rates.add_row(*await measure_rate(gateway, worker, steps_per_s))
+        if not streams_only:
+            console.print(await overheads(gateway, worker))
+        console.print(await rates(gateway, worker))
+    async with gateway_process(model, info, profiled=True) as gateway:
+        await measure_rate(gateway, worker, None)
+    console.print("Where the gateway's time goes while it streams:", gateway.profile, sep="\n", markup=False)
     await worker.kill()
-    Console().print(overhead, rates)
+
+
+async def overheads(gateway: Running, worker: TimedWorker) -> Table:
+    table = Table(
+        *("clients", "worker's own time", "requests/s", "p50 ms", "p99 ms", "µs CPU a request"),
+        title="Time to first token added by the gateway",
+    )
+    for concurrency, first_token_s, num_requests in ((1, 0.0, 300), (32, 0.25, 600), (32, 0.0, 1500)):
+        worker.first_token_s = first_token_s
+        start, cpu_s = time.monotonic(), gateway.cpu_s()
+        times = await measure_overhead(gateway, worker, concurrency=concurrency, num_requests=num_requests)
+        rate = num_requests / (time.monotonic() - start)
+        used = f"{(gateway.cpu_s() - cpu_s) / num_requests * 1e6:.0f}"
+        cuts = [f"{cut * 1e3:.2f}" for cut in statistics.quantiles(times, n=100)]
+        table.add_row(str(concurrency), f"{first_token_s * 1e3:.0f} ms", f"{rate:.0f}", cuts[49], cuts[98], used)
+    worker.first_token_s = 0.0
+    return table
+
+
+async def rates(gateway: Running, worker: TimedWorker) -> Table:
+    table = Table(
+        *("steps/s", "tokens/s wanted", "tokens/s", "events a token", "gateway CPU", "µs CPU a token", "ceiling"),
+        title=f"Streams of {NUM_SEQUENCES} sequences, one frame a step",
+    )
+    for steps_per_s in (40, 80, 120, None):
+        table.add_row(*await measure_rate(gateway, worker, steps_per_s))
+    return table
 
 
 class TimedWorker(FakeWorker):
@@ -95,11 +117,12 @@ class TimedWorker(FakeWorker):
         pass
 
 
-@dataclass(frozen=True)
+@dataclass
 class Running:
     host: str
     port: int
     process: psutil.Process
+    profile: str = ""  # once it has stopped
 
     def cpu_s(self) -> float:
         used = self.process.cpu_times()
@@ -116,26 +139,28 @@ class Timing:
 
 @asynccontextmanager
 async def gateway_process(
-    model: Path, info: WorkerInfo, config: RouterConfig | None = None
+    model: Path, info: WorkerInfo, config: RouterConfig | None = None, *, profiled: bool = False
 ) -> AsyncGenerator[Running, None]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(
-        target=serve, args=(str(model), msgspec.msgpack.encode(info), config or RouterConfig(drain_s=0), theirs)
-    )
+    arguments = str(model), msgspec.msgpack.encode(info), config or RouterConfig(drain_s=0), theirs, profiled
+    process = context.Process(target=serve, args=arguments)
     process.start()
+    theirs.close()  # so that a gateway that dies is noticed
     try:
         url = await asyncio.to_thread(ours.recv)
         host, port = url.removeprefix("http://").split(":")
         assert process.pid is not None
-        yield Running(host, int(port), psutil.Process(process.pid))
-    finally:
+        running = Running(host, int(port), psutil.Process(process.pid))
+        yield running
         ours.send("stop")
+        running.profile = await asyncio.to_thread(ours.recv)
         process.join(10)
+    finally:
         process.kill()
 
 
-def serve(model: str, info: bytes, config: RouterConfig, parent: Connection) -> None:
+def serve(model: str, info: bytes, config: RouterConfig, parent: Connection, profiled: bool) -> None:
     async def run() -> None:
         gateway = Gateway(config, model, MODEL)
         url = await gateway.start()
@@ -143,10 +168,24 @@ def serve(model: str, info: bytes, config: RouterConfig, parent: Connection) -> 
         while gateway.membership.why_unusable():
             await asyncio.sleep(0.05)
         parent.send(url)
+        profile = cProfile.Profile()
+        if profiled:
+            profile.enable()
         await asyncio.to_thread(parent.recv)
+        profile.disable()
+        parent.send(top_entries(profile) if profiled else "")
         await gateway.stop()
 
     uvloop.run(run())
+
+
+def top_entries(profile: cProfile.Profile) -> str:
+    """Name the functions with the most time of their own."""
+    text = io.StringIO()
+    pstats.Stats(profile, stream=text).sort_stats("tottime").print_stats(NUM_ENTRIES)
+    lines = text.getvalue().splitlines()
+    start = next(i for i, line in enumerate(lines) if "tottime" in line)
+    return "\n".join(line.replace(sys.prefix, "") for line in lines[start:] if line)
 
 
 async def measure_overhead(
@@ -198,6 +237,7 @@ async def measure_rate(gateway: Running, worker: TimedWorker, steps_per_s: int |
         f"{num_events / num_tokens:.2f}",
         f"{cpu_s / seconds:.0%}",
         f"{cpu_s / num_tokens * 1e6:.0f}",
+        f"{num_tokens / cpu_s:,.0f}",
     ]
 
 

@@ -1,6 +1,6 @@
 """Structured output, measured: real schemas, tool transcripts, prompts with a schema, and what masks cost in decoding.
 
-    python tests/bench/structured.py DATA [schemas|tools|prompts|cost]...
+    PYTHONPATH=. python tests/bench/structured.py DATA [schemas|tools|prompts|cost]...
 
 DATA is a folder with schemastore_sample, bfcl, gsm8k, mt_bench as SOURCES.md beside them describes.
 """
@@ -22,8 +22,6 @@ import tokenizers
 import torch
 import xgrammar
 from rich.console import Console
-
-sys.path[:0] = [str(Path(__file__).parents[2])]
 
 from baton.actors.engine.config import EngineConfig
 from baton.actors.engine.engine import Engine

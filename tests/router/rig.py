@@ -14,14 +14,17 @@ from fake_workers import FakeWorker
 
 from baton.actors.engine.request import Request, SamplingParams
 from baton.actors.messages import Output
-from baton.router.admission import Admission
+from baton.router.admission import Admission, AdmissionLimits
 from baton.router.config import RouterConfig
 from baton.router.dispatch import Dispatcher
 from baton.router.gateway import Gateway
 from baton.router.generation_config import SamplingDefaults
 from baton.router.membership import Membership
-from baton.router.policy import make_policy
+from baton.router.metrics import Metrics
+from baton.router.policies import make_policy
 from baton.router.prefix_index import PrefixIndex
+from baton.router.routing import Router
+from baton.router.slo import Terms
 from baton.router.tokenizer import Tokenizer
 from baton.router.worker_stream import Reconnect
 
@@ -32,6 +35,7 @@ FAST = Reconnect(first_s=0.01, max_s=0.05)
 @dataclass(frozen=True)
 class Rig:
     membership: Membership
+    metrics: Metrics
     dispatcher: Dispatcher
     admission: Admission
 
@@ -50,27 +54,35 @@ class Rig:
         )
 
     def generate(self, request: Request) -> AsyncGenerator[Output, None]:
-        (place,) = self.dispatcher.admit([request])
-        return self.dispatcher.generate(request, place)
+        (place,) = self.dispatcher.admit([request], Terms())
+        return self.dispatcher.generate(request, place, Terms())
 
     async def run(self, request: Request) -> list[Output]:
         return [output async for output in self.generate(request)]
 
 
 @asynccontextmanager
-async def rig(*workers: FakeWorker, config: RouterConfig | None = None) -> AsyncGenerator[Rig, None]:
+async def rig(
+    *workers: FakeWorker, config: RouterConfig | None = None, timeout_s: float = 20
+) -> AsyncGenerator[Rig, None]:
     config = config or RouterConfig()
+    metrics = Metrics()
     index = PrefixIndex(predicted_s=config.predicted_prefix_s)
     membership = Membership(index, FAST)
-    admission = Admission(max_requests=config.max_queued_requests, max_tokens=config.max_queued_tokens)
-    dispatcher = Dispatcher(membership, index, make_policy(config), admission, max_attempts=config.max_attempts)
+    limits = AdmissionLimits(
+        max_requests=config.max_queued_requests,
+        max_tokens=config.max_queued_tokens,
+        max_wait_s=config.max_queue_s,
+    )
+    router = Router(membership, index, make_policy(config))
+    dispatcher = Dispatcher(membership, router, limits, metrics, max_attempts=config.max_attempts)
     for worker in workers:
         await worker.start()
     try:
-        async with asyncio.timeout(20):
-            router = Rig(membership, dispatcher, admission)
-            await router.join(*workers)
-            yield router
+        async with asyncio.timeout(timeout_s):
+            rig = Rig(membership, metrics, dispatcher, dispatcher.admission)
+            await rig.join(*workers)
+            yield rig
     finally:
         await membership.close()
         for worker in workers:

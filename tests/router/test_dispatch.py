@@ -8,7 +8,7 @@ import pytest
 from fake_workers import FakeRunning, FakeWorker, counting
 from rig import a_request, rig, tokens_of, until
 
-from baton.actors.messages import Output
+from baton.actors.messages import Output, Submit
 from baton.router.config import RouterConfig
 from baton.router.errors import DeadlineExceeded, NoWorkers, Overloaded, WorkerFailed, WorkerLost
 
@@ -116,14 +116,34 @@ async def test_a_lost_frame_makes_the_same_worker_go_on() -> None:
         assert tokens_of(given) == EXPECTED
 
 
-async def test_a_request_that_loses_every_worker_is_given_up() -> None:
-    workers = [FakeWorker(worker_id=f"w{i}") for i in range(5)]
-    for worker in workers:
-        worker.drops_requests = True
+class Unheard(FakeWorker):
+    """Every request's first frame is lost."""
+
+    def _admitted(self, submit: Submit) -> FakeRunning:
+        self.skips_frame = True
+        return super()._admitted(submit)
+
+
+async def test_a_request_that_is_lost_too_often_is_given_up() -> None:
+    workers = [Unheard(worker_id=f"w{i}") for i in range(5)]
     async with rig(*workers, config=RouterConfig(max_attempts=3)) as router:
         with pytest.raises(WorkerLost, match="3 workers in turn"):
             await router.run(a_request())
         assert sum(len(worker.submits) for worker in workers) == 3
+        assert router.is_idle()
+
+
+async def test_workers_that_drain_hand_a_request_on_however_many_they_are() -> None:
+    workers = [FakeWorker(worker_id=f"w{i}") for i in range(5)]
+    for worker in workers[:4]:
+        worker.drops_requests = True
+    async with rig(*workers, config=RouterConfig(max_attempts=1)) as router:
+        assert tokens_of(await router.run(a_request())) == EXPECTED
+        assert 'migrations_total{reason="handed_back"} 4.0' in router.metrics.render().decode()
+        for worker in workers:
+            worker.drops_requests = True
+        with pytest.raises(WorkerLost, match="no other can go on"):
+            await router.run(a_request())
         assert router.is_idle()
 
 

@@ -11,7 +11,8 @@ from fake_workers import FakeWorker
 from baton.actors.engine.request import Request, SamplingParams
 from baton.actors.messages import Load, Output, PeerAddress, Submit, WorkerInfo
 from baton.router.prefix_index import PrefixIndex
-from baton.router.worker_stream import Charge, Mailbox, Reconnect, StreamLost, WorkerStream
+from baton.router.routing import Charge, Leg, Route
+from baton.router.worker_stream import Mailbox, Reconnect, StreamLost, WorkerStream
 
 FAST = Reconnect(first_s=0.01, max_s=0.05)
 
@@ -142,11 +143,11 @@ async def test_own_load_counts_at_once_and_others_by_report() -> None:
     worker.load = Load(num_running=5, num_waiting=2, waiting_tokens=300)
     async with connected(worker) as (stream, _):
         assert (stream.num_requests, stream.num_tokens) == (7, 300)
-        charge = Charge(stream, num_tokens=50)
+        charge = Charge(Route(Leg(stream, (), 50), None))
         assert (stream.num_requests, stream.num_tokens) == (8, 350)
         await collect(stream.submit(request("a")))  # its frames report 7 again: one of them is ours
         assert (stream.num_requests, stream.num_tokens) == (7, 300)
-        charge.release_tokens()
+        charge.on_first_token()
         charge.release()
         charge.release()
         assert (stream.num_own_requests, stream.num_own_tokens, stream.num_dispatched) == (0, 0, 1)
@@ -166,7 +167,7 @@ def test_a_charge_needs_no_connection_and_never_goes_negative() -> None:
         pid=0,
     )
     stream = WorkerStream(info, PrefixIndex(), FAST)
-    charge = Charge(stream, 10)
+    charge = Charge(Route(Leg(stream, (), 10), None))
     charge.release()
-    charge.release_tokens()
+    charge.on_first_token()
     assert (stream.num_requests, stream.num_tokens) == (0, 0)

@@ -1,0 +1,60 @@
+"""Times an engine's steps, with or without overlap, and fits what they cost."""
+
+from __future__ import annotations
+
+from collections import deque
+from math import exp
+
+from baton.actors.engine.batch import Batch
+from baton.actors.step_cost import StepCost, StepCostFit, StepShape
+
+SHARE_S = 5.0
+MIN_STEPS = 8  # fewer tell less than the prior
+
+
+class StepMeter:
+    """Told of each step that is launched and how many are then still in flight; times in seconds, monotonic."""
+
+    def __init__(self) -> None:
+        self.share = PrefillShare()
+        self._fit = StepCostFit()
+        self._in_flight: deque[tuple[Batch, float]] = deque()
+        self._last_end = 0.0
+
+    @property
+    def cost(self) -> StepCost | None:
+        """What steps cost; None before enough have been seen."""
+        return self._fit.cost if self._fit.num_steps >= MIN_STEPS else None
+
+    def launched(self, batch: Batch, now: float) -> None:
+        self._in_flight.append((batch, now))
+
+    def ended(self, num_in_flight: int, now: float) -> None:
+        """All launched steps but `num_in_flight` have ended by now, at the latest one just now.
+
+        A step that was launched while another ran began when that one ended.
+        """
+        while len(self._in_flight) > num_in_flight:
+            batch, launched_at = self._in_flight.popleft()
+            step_ms = 1e3 * (now - max(launched_at, self._last_end))
+            self._last_end = now
+            if step_ms > 0:
+                shape = StepShape.of(batch.rows)
+                self._fit.add(shape, step_ms)
+                self.share.add(min(self._fit.cost.prefill_part_ms(shape), step_ms), now)
+
+
+class PrefillShare:
+    """The share of a worker's time that lately went into prefill; what is `SHARE_S` ago counts e times less."""
+
+    def __init__(self) -> None:
+        self._share = 0.0
+        self._as_of = 0.0
+
+    def add(self, prefill_ms: float, now: float) -> None:
+        """Count a step that ends now."""
+        self._share = self.at(now) + prefill_ms / 1e3 / SHARE_S
+        self._as_of = now
+
+    def at(self, now: float) -> float:
+        return self._share * exp((self._as_of - now) / SHARE_S)
