@@ -15,6 +15,7 @@ import msgspec
 
 from baton.actors.engine.request import Request, TokenLogprobs
 from baton.actors.messages import Output, Submit
+from baton.actors.spans import NoSpans, Spans
 from baton.router.admission import Admission, AdmissionLimits, Place
 from baton.router.errors import DeadlineExceeded, InvalidRequest, NoWorkers, WorkerFailed, WorkerLost
 from baton.router.membership import Membership
@@ -31,6 +32,8 @@ class GaveUp(StreamLost):
 
 
 class Dispatcher:
+    spans: Spans = NoSpans()
+
     def __init__(
         self,
         membership: Membership,
@@ -74,7 +77,9 @@ class Dispatcher:
         num_lost = 0
         try:
             await place.wait()
-            self._metrics.queued(loop.time() - started)
+            turn = loop.time()
+            self._metrics.queued(turn - started)
+            self.spans.record("queue", request.trace, started, turn)
             while num_lost < self._max_attempts:
                 current = progress.next_request(num_lost + len(gave_up), loop.time() - started)
                 route = self._router.route(current, gave_up, targets=terms.slo, session=terms.session)
@@ -84,14 +89,16 @@ class Dispatcher:
                     async with aclosing(self._attempt(current, route, charge)) as outputs:
                         async for output in outputs:
                             place.leave(has_output=True)
+                            if not progress.has_output:
+                                self.spans.record("first token", request.trace, turn, loop.time())
                             yield progress.take(output)
                     return
                 except GaveUp as gone:
-                    logger.info("request %s moves on after %d tokens: %s", request.id, progress.num_tokens, gone)
+                    _log_move(request, progress, gone)
                     gave_up.add(route.decode.worker.incarnation)
                     self._metrics.migrated("handed_back")
                 except StreamLost as lost:
-                    logger.warning("request %s goes on after %d tokens: %s", request.id, progress.num_tokens, lost)
+                    _log_move(request, progress, lost)
                     num_lost += 1
                     self._metrics.migrated("lost")
                 finally:
@@ -198,6 +205,12 @@ class _Progress:
 
 def _no_workers(reason: str) -> NoWorkers:
     return NoWorkers(f"{reason}: try again shortly", retry_after_s=1)
+
+
+def _log_move(request: Request, progress: _Progress, reason: StreamLost) -> None:
+    level = logging.INFO if isinstance(reason, GaveUp) else logging.WARNING
+    extra = {"request_id": request.id, "trace": request.trace}
+    logger.log(level, "goes on elsewhere after %d tokens: %s", progress.num_tokens, reason, extra=extra)
 
 
 async def _next_output(mailbox: Mailbox) -> Output:
