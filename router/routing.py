@@ -120,7 +120,8 @@ class Router(Generic[W]):
         decoders = [worker for worker in self._workers.decoders() if worker.incarnation not in without]
         if not decoders:
             raise WorkerLost("the worker was lost and no other can go on: try again", retry_after_s=1)
-        prefillers = self._workers.prefillers()
+        # What is asked about a prompt is found where it is computed, and does not travel.
+        prefillers = [] if request.prompt is not None else self._workers.prefillers()
         self._num_decisions += 1
         ask = Ask(
             prompt_len=len(request.tokens),
