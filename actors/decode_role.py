@@ -98,13 +98,13 @@ class DecodeRole:
         return len(self._imports)
 
     async def fetch(self, request: Request, peer: PeerAddress) -> bool:
-        """Ask `peer` for the prompt's KV; False when all that is missing is the prompt's last block.
+        """Ask `peer` for the prompt's KV; False when all that is missing is the prompt's last block, or about to come.
 
         Raises PeerRefused, LayoutMismatch, TransferError or EngineError.
         """
         connection = await self._connect(peer)
         opened = await self._steps.call(lambda engine: engine.open_import(request))
-        if opened.num_blocks - opened.skip_blocks <= 1:
+        if opened.is_coming or opened.num_blocks - opened.skip_blocks <= 1:
             self._steps.post(lambda engine: engine.abandon_import(request.id, quarantine=False))
             return False
         attempt, actions = self._target.open(

@@ -33,12 +33,12 @@ def pack_reference(cache: torch.Tensor, blocks: torch.Tensor, staging: torch.Ten
     staged[token // block_size, token % block_size] = cached[blocks[token // cache.shape[3]], token % cache.shape[3]]
 
 
-@torch.inference_mode()
-def join_heads(cache: torch.Tensor, blocks: torch.Tensor, parts: int) -> None:
-    """Put the heads of `blocks` in order where each holds `parts` stretches, one after the other, of a part of them.
+def join_heads(stretches: torch.Tensor, parts: int) -> torch.Tensor:
+    """Put the heads of each `parts` stretches in a row side by side.
 
-    A stretch is [num_layers, 2, block_size, num_kv_heads / parts, head_dim]: what a rank of a wider peer calls a block.
+    [n * parts, num_layers, 2, block_size, heads, head_dim], each what a rank of a wider peer calls a block, becomes
+    [n, num_layers, 2, block_size, parts * heads, head_dim].
     """
-    *outer, num_kv_heads, head_dim = cache.shape[1:]  # num_layers, 2, block_size
-    stretches = cache[blocks].view(-1, parts, *outer, num_kv_heads // parts, head_dim)
-    cache[blocks] = stretches.permute(0, 2, 3, 4, 1, 5, 6).reshape(-1, *cache.shape[1:])
+    *outer, heads, head_dim = stretches.shape[1:]  # num_layers, 2, block_size
+    joined = stretches.view(-1, parts, *outer, heads, head_dim).permute(0, 2, 3, 4, 1, 5, 6)
+    return joined.reshape(-1, *outer, parts * heads, head_dim)

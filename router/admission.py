@@ -17,7 +17,9 @@ from baton.router.fair_queue import FairQueue
 
 MAX_RETRY_AFTER_S = 60
 PACE_S = 10.0  # how far back the measured pace looks
+NOTE_S = 0.1  # between two measurements
 MIN_MEASURED_S = 0.5  # of backlog, before the pace says anything
+SMOOTHING = 0.1  # weight of the newest request in the average time from its turn to its first token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,7 @@ class Admission:
         self._clock = clock
         self._queue = FairQueue()
         self._pace = _Pace()
+        self._service_s = 0.0  # from a request's turn to its first token, on average
         self._released: Place | None = None  # its request is not charged to a worker yet, so `has_room` is stale
         self.num_requests = 0
         self.num_tokens = 0
@@ -74,7 +77,6 @@ class Admission:
             self.num_requests += 1
             self.num_tokens += place.num_tokens
             self._queue.push(place)
-        self._pace.set_backlog(True, now)
         self.pump()
         return places
 
@@ -96,9 +98,18 @@ class Admission:
                 continue
             self._queue.take(place)
             self._released = place
+            place.released_at = now
             place.settle(None)
         if not self._queue:
-            self._pace.set_backlog(False, now)
+            self._pace.pause()
+
+    def wants_progress(self) -> bool:
+        """Whether it is time for `note_progress`: while somebody waits, a few times a second."""
+        return bool(self._queue) and self._pace.is_due(self._clock())
+
+    def note_progress(self, outstanding: int) -> None:
+        """Learn how many prompt tokens the workers have yet to compute: what the pace is measured by."""
+        self._pace.note(outstanding, self._clock())
 
     def refuse_all(self, error: RouterError) -> None:
         """Nobody can serve what waits."""
@@ -106,7 +117,7 @@ class Admission:
             assert isinstance(place, Place)
             self._queue.remove(place)
             place.settle(error)
-        self._pace.set_backlog(False, self._clock())
+        self._pace.pause()
 
     def too_late(self) -> Overloaded:
         return self._refusal("the request waited too long for its turn")
@@ -120,25 +131,30 @@ class Admission:
 
     # For places only.
 
-    def on_charged(self, place: Place) -> None:
-        if self._released is place:
-            self._released = None
-            self.pump()
+    def on_charged(self, place: Place, num_uncached: int) -> None:
+        self._pace.charge(num_uncached, place.num_tokens)
+        self._next_after(place)
 
     def on_left(self, place: Place, *, has_output: bool) -> None:
+        now = self._clock()
         self.num_requests -= 1
         self.num_tokens -= place.num_tokens
         if place.is_waiting:
             self._queue.remove(place)
         if has_output:
-            self._pace.note(place.num_tokens, self._clock())
-        self.on_charged(place)
+            self._service_s += SMOOTHING * (now - place.released_at - self._service_s)
+        self._next_after(place)
         self.pump()
+
+    def _next_after(self, place: Place) -> None:
+        if self._released is place:
+            self._released = None
+            self.pump()
 
     def _latest_release_s(self, num_tokens: int, deadline_s: float | None) -> float:
         if deadline_s is None:
             return self._limits.max_wait_s
-        return min(self._limits.max_wait_s, deadline_s - self._pace.seconds(num_tokens))
+        return min(self._limits.max_wait_s, deadline_s - max(self._service_s, self._pace.seconds(num_tokens)))
 
     def _refusal(self, reason: str) -> Overloaded:
         wait_s = self._pace.seconds(self.num_tokens)
@@ -157,6 +173,7 @@ class Place:
         self.latest = latest  # on the admission's clock: released after it, the request would be too late
         self.is_waiting = False
         self.is_released = False
+        self.released_at = 0.0
         self._has_left = False
         self.refusal: RouterError | None = None
         self._listener: Callable[[], None] | None = None
@@ -186,9 +203,9 @@ class Place:
         if self._listener is not None:
             self._listener()
 
-    def charged(self) -> None:
-        """The request weighs on its workers now, so the next may be judged. Idempotent."""
-        self._admission.on_charged(self)
+    def charged(self, num_uncached: int) -> None:
+        """The request weighs on its workers now, by so many tokens to compute, so the next may be judged."""
+        self._admission.on_charged(self, num_uncached)
 
     def leave(self, *, has_output: bool = False) -> None:
         """Idempotent. With `has_output`, the first token has come."""
@@ -198,29 +215,43 @@ class Place:
 
 
 class _Pace:
-    """Prompt tokens a second that get their first token while others wait: what the workers can do, all in all."""
+    """How many prompt tokens the workers compute a second while others wait: what they can do, all in all.
+
+    Counted as they are computed, so that a long prompt counts while it runs. In uncached tokens; `_uncached` is the
+    share of a prompt that is computed at all, on average.
+    """
 
     def __init__(self) -> None:
         self._tokens = 0.0
         self._seconds = 0.0
-        self._since: float | None = None  # of the time that is not in `_seconds` yet
+        self._uncached = 1.0
+        self._charged = 0  # in all
+        self._last: tuple[int, int, float] | None = None  # outstanding, charged and the time, when last noted
 
-    def set_backlog(self, is_backlog: bool, now: float) -> None:
-        if not is_backlog:
-            self._since = None
-        elif self._since is None:
-            self._since = now
+    def charge(self, num_uncached: int, num_tokens: int) -> None:
+        self._charged += num_uncached
+        self._uncached += SMOOTHING * (num_uncached / max(num_tokens, 1) - self._uncached)
 
-    def note(self, num_tokens: int, now: float) -> None:
-        if self._since is None:
+    def is_due(self, now: float) -> bool:
+        return self._last is None or now - self._last[2] >= NOTE_S
+
+    def note(self, outstanding: int, now: float) -> None:
+        """`outstanding`: tokens that the workers have yet to compute."""
+        last, self._last = self._last, (outstanding, self._charged, now)
+        if last is None:
             return
-        elapsed_s, self._since = now - self._since, now
+        elapsed_s = now - last[2]
+        computed = max(last[0] + self._charged - last[1] - outstanding, 0)
         fade = math.exp(-elapsed_s / PACE_S)
-        self._tokens = self._tokens * fade + num_tokens
+        self._tokens = self._tokens * fade + computed
         self._seconds = self._seconds * fade + elapsed_s
 
+    def pause(self) -> None:
+        """Nobody waits: what follows says nothing of what the workers could do."""
+        self._last = None
+
     def seconds(self, num_tokens: int) -> float:
-        """Return how long so many tokens take; 0 while that is not known."""
+        """Return how long so many tokens of prompts take, cached ones among them; 0 while that is not known."""
         if self._seconds < MIN_MEASURED_S or not self._tokens:
             return 0.0
-        return num_tokens * self._seconds / self._tokens
+        return num_tokens * self._uncached * self._seconds / self._tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -13,7 +14,14 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 
 
-PolicyName = Literal["cost", "cache_aware", "least_loaded", "power_of_two", "round_robin", "random", "dynamo"]
+class PolicyName(StrEnum):
+    COST = "cost"
+    CACHE_AWARE = "cache_aware"
+    LEAST_LOADED = "least_loaded"
+    POWER_OF_TWO = "power_of_two"
+    ROUND_ROBIN = "round_robin"
+    RANDOM = "random"
+    DYNAMO = "dynamo"
 
 
 class CacheAwareLimits(BaseModel):
@@ -66,7 +74,7 @@ class RouterConfig(BaseModel):
     port: Annotated[int, Field(ge=0, le=65535)] = 0  # 0 = any free port
     advertise_host: str | None = None  # what `Gateway.start` returns when `host` is a wildcard
 
-    policy: PolicyName = "cache_aware"
+    policy: PolicyName = PolicyName.CACHE_AWARE
     cache_aware: CacheAwareLimits = CacheAwareLimits()
     predicted_prefix_s: Seconds = 5.0  # how long a prefix counts as cached where it was just sent
 

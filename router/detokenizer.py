@@ -14,11 +14,11 @@ _utf8 = codecs.getincrementaldecoder("utf-8")
 
 
 class Released(NamedTuple):
-    """`text` may be sent now. `num_tokens` of the tokens given were used; a stop string ended the rest."""
+    """`text` may be sent now. `num_tokens` of the tokens given were used; `stop_string`, if any, ended the rest."""
 
     text: str
     num_tokens: int
-    stopped: bool
+    stop_string: str | None
 
 
 class Detokenizer:
@@ -45,28 +45,28 @@ class Detokenizer:
             self.num_tokens += 1
             if i >= visible or token in self._special_ids:
                 continue
-            text, stopped = self._match(self._characters.decode(self._token_bytes[token]))
+            text, stop_string = self._match(self._characters.decode(self._token_bytes[token]))
             parts.append(text)
-            if stopped:
-                return Released("".join(parts), i + 1, True)
+            if stop_string is not None:
+                return Released("".join(parts), i + 1, stop_string)
         if last:
-            text, stopped = self._match(self._characters.decode(b"", final=True))
+            text, stop_string = self._match(self._characters.decode(b"", final=True))
             parts.append(text)
-            if stopped:
-                return Released("".join(parts), len(tokens), True)
+            if stop_string is not None:
+                return Released("".join(parts), len(tokens), stop_string)
             if self._stop is not None:
                 parts.append(self._stop.flush())
-        return Released("".join(parts), len(tokens), False)
+        return Released("".join(parts), len(tokens), None)
 
     def _match(self, text: str) -> StopMatch:
         if self._stop is None or self.num_tokens < self._min_tokens:
-            return StopMatch(text, False)
+            return StopMatch(text, None)
         return self._stop.push(text)
 
 
 class StopMatch(NamedTuple):
     text: str  # safe to send
-    stopped: bool
+    stop_string: str | None  # that is complete now
 
 
 class StopMatcher:
@@ -85,13 +85,12 @@ class StopMatcher:
     def push(self, text: str) -> StopMatch:
         pending = self._held + text
         for i, char in enumerate(text, start=len(self._held) + 1):
-            matched = self._advance(char)
-            if matched:
+            if (matched := self._advance(char)) is not None:
                 self._held = ""
-                return StopMatch(pending[: i - matched], True)
+                return StopMatch(pending[: i - len(matched)], matched)
         keep = max(self._states)
         self._held = pending[len(pending) - keep :]
-        return StopMatch(pending[: len(pending) - keep], False)
+        return StopMatch(pending[: len(pending) - keep], None)
 
     def flush(self) -> str:
         """Return the held text: no stop string completed it."""
@@ -99,17 +98,17 @@ class StopMatcher:
         self._states = [0] * len(self._stops)
         return held
 
-    def _advance(self, char: str) -> int:
-        """Feed one character; return the length of the longest stop string it completes, or 0."""
-        matched = 0
+    def _advance(self, char: str) -> str | None:
+        """Feed one character; return the longest stop string it completes."""
+        matched = None
         for i, (stop, fallback) in enumerate(zip(self._stops, self._fallbacks, strict=True)):
             state = self._states[i]
             while state and stop[state] != char:
                 state = fallback[state]
             state += stop[state] == char
             self._states[i] = state
-            if state == len(stop):
-                matched = max(matched, state)
+            if state == len(stop) and (matched is None or len(stop) > len(matched)):
+                matched = stop
         return matched
 
 

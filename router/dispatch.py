@@ -84,7 +84,7 @@ class Dispatcher:
                 current = progress.next_request(num_lost + len(gave_up), loop.time() - started)
                 route = self._router.route(current, gave_up, targets=terms.slo, session=terms.session)
                 charge = self._router.charge(route)
-                place.charged()
+                place.charged(sum(leg.uncached for leg in route.legs))
                 try:
                     async with aclosing(self._attempt(current, route, charge)) as outputs:
                         async for output in outputs:
@@ -126,7 +126,11 @@ class Dispatcher:
         reason = self._membership.why_unusable()
         if reason is not None:
             self.admission.refuse_all(_no_workers(reason))
-        elif stream.has_room:
+            return
+        if self.admission.wants_progress():
+            workers = (*self._membership.decoders(), *self._membership.prefillers())
+            self.admission.note_progress(sum(worker.num_tokens for worker in workers))
+        if stream.has_room:
             self.admission.pump()
 
     async def _attempt(

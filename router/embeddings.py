@@ -15,7 +15,7 @@ from baton.router.endpoints import Reading, Writer
 from baton.router.errors import RouterError
 from baton.router.formats import encode
 from baton.router.generation import Delta
-from baton.router.openai_models import CompletionRequest, Prompts, Usage, refuse_if
+from baton.router.openai_models import CompletionRequest, Priority, Prompts, Usage, refuse_if
 
 
 class EmbeddingRequest(BaseModel):
@@ -27,7 +27,7 @@ class EmbeddingRequest(BaseModel):
     pooling: Pooling | None = None  # an extension
     dimensions: Any = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
-    priority: int | None = None
+    priority: Priority | None = None
     user: str | None = None
 
 

@@ -28,6 +28,7 @@ class Reading(Generic[Body]):
     core: ChatRequest | CompletionRequest
     model: str  # the name that replies give
     tokenizer: Tokenizer
+    prompt_tokens: int
 
 
 class Writer(Protocol):

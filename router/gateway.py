@@ -19,6 +19,7 @@ from baton.actors.spans import NoSpans, Spans
 from baton.router.admission import AdmissionLimits
 from baton.router.config import RouterConfig
 from baton.router.dispatch import Dispatcher
+from baton.router.generation_config import SamplingDefaults, sampling_defaults
 from baton.router.health import Health
 from baton.router.http_protocol import BoundedHttp
 from baton.router.membership import Membership
@@ -57,11 +58,11 @@ class Gateway:
         self._tokenizer = await asyncio.to_thread(
             Tokenizer.load, self._model_path, num_threads=self._config.tokenizer_threads
         )
-        return await self.serve(self._tokenizer)
+        return await self.serve(self._tokenizer, await asyncio.to_thread(sampling_defaults, Path(self._model_path)))
 
-    async def serve(self, tokenizer: Tokenizer) -> str:
+    async def serve(self, tokenizer: Tokenizer, defaults: SamplingDefaults) -> str:
         """Do what `start` does, with a tokenizer that is loaded already and stays the caller's."""
-        self._service = self._make_service(tokenizer)
+        self._service = self._make_service(tokenizer, defaults)
         listener = listen(self._config.host, self._config.port)
         config = uvicorn.Config(
             make_app(self._service, Health(self.membership)),
@@ -99,7 +100,7 @@ class Gateway:
             self._tokenizer.close()
         await asyncio.to_thread(self.spans.close)
 
-    def _make_service(self, tokenizer: Tokenizer) -> Service:
+    def _make_service(self, tokenizer: Tokenizer, defaults: SamplingDefaults) -> Service:
         config = self._config
         limits = AdmissionLimits(
             max_requests=config.max_queued_requests,
@@ -110,7 +111,7 @@ class Gateway:
         dispatcher = Dispatcher(self.membership, router, limits, self.metrics, max_attempts=config.max_attempts)
         dispatcher.spans = self.spans
         backend = Backend(self.membership, dispatcher, self.metrics, self.spans)
-        return Service(config, self._model_name, tokenizer, backend)
+        return Service(config, self._model_name, tokenizer, backend, defaults)
 
 
 class LeavingSignals(uvicorn.Server):

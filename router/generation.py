@@ -61,6 +61,7 @@ class Delta:
     scored: tuple[ScoredToken, ...]
     finish: str | None
     pooled: bytes = b""  # the prompt's pooled hidden state, float32
+    stop_string: str | None = None  # that ended it
     parts: tuple[Part, ...] = ()  # what the text means
 
 
@@ -115,7 +116,7 @@ class Choice:
                 return self._only(self._echo.text, output)
         ends_in_stop_id = output.finish == "stop" and bool(output.tokens) and output.tokens[-1] in self._stop_ids
         released = self._text.push(output.tokens, hidden_tail=int(ends_in_stop_id), last=output.finish is not None)
-        self.finish = "stop" if released.stopped else output.finish
+        self.finish = "stop" if released.stop_string is not None else output.finish
         self.served = output.served
         for token, logprobs in zip(output.tokens[: released.num_tokens], output.logprobs or (), strict=False):
             self._total_logprob += logprobs.chosen
@@ -128,7 +129,7 @@ class Choice:
         if text or self.finish:
             scored, self._unsent = tuple(self._unsent), []
         parts = self._parse(text)
-        return Delta(self.index, is_first, text, scored, self.finish, parts=parts)
+        return Delta(self.index, is_first, text, scored, self.finish, stop_string=released.stop_string, parts=parts)
 
     @property
     def mean_logprob(self) -> float:
@@ -150,7 +151,7 @@ class Choice:
         self.served = output.served
         scored = tuple(self._unsent)
         pooled = output.prompt.pooled if output.prompt else b""
-        return Delta(self.index, True, text, scored, self.finish, pooled, self._parse(text))
+        return Delta(self.index, True, text, scored, self.finish, pooled, parts=self._parse(text))
 
 
 class Generation:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import array
 import asyncio
+import json
 import multiprocessing
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -34,7 +36,7 @@ class Canonical(msgspec.Struct, frozen=True, tag=True):
 
 
 class EncodeChat(msgspec.Struct, frozen=True, tag=True):
-    arguments: tuple[Any, ...]  # of Tokenizer.encode_chat_now
+    arguments: bytes  # of Tokenizer.encode_chat_now, as JSON: its numbers may have any size
 
 
 class EncodePrompt(msgspec.Struct, frozen=True, tag=True):
@@ -62,7 +64,7 @@ class HeavyLane:
         self._model_path = model_path
         self._caller = ThreadPoolExecutor(1, thread_name_prefix="heavy lane")
         self._line: Connection | None = None
-        self._process: multiprocessing.process.BaseProcess | None = None
+        self._process: SpawnProcess | None = None
         self._is_closed = False
         self._lock = threading.Lock()
 
@@ -71,7 +73,7 @@ class HeavyLane:
         return await self._call(Canonical(endpoint, body, max_chars))
 
     async def encode_chat(self, *arguments: Any) -> tuple[int, ...]:
-        return _tokens(await self._call(EncodeChat(arguments)))
+        return _tokens(await self._call(EncodeChat(msgspec.json.encode(arguments))))
 
     async def encode_prompt(self, text: str) -> tuple[int, ...]:
         return _tokens(await self._call(EncodePrompt(text)))
@@ -144,7 +146,7 @@ def _main(model_path: str, line: Connection) -> None:
 
 def _do(work: Canonical | EncodeChat | EncodePrompt, tokenizer: Tokenizer) -> bytes:
     if isinstance(work, EncodeChat):
-        return array.array("I", tokenizer.encode_chat_now(*work.arguments)).tobytes()
+        return array.array("I", tokenizer.encode_chat_now(*json.loads(work.arguments))).tobytes()
     if isinstance(work, EncodePrompt):
         return array.array("I", tokenizer.encode_prompt_now(work.text)).tobytes()
     from baton.router.bodies import BODIES  # which knows every endpoint, and they the tokenizer, and that this module

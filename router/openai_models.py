@@ -46,6 +46,8 @@ StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LEN)]
 Stops = Annotated[list[StopString], Field(max_length=4), BeforeValidator(_stop_list)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 MetadataValue = Annotated[str, Field(max_length=512)]
+Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Priority = Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)]
 
 
 class StreamOptions(BaseModel):
@@ -63,7 +65,7 @@ class GenerationFields(BaseModel):
     max_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
     n: Annotated[int, Field(ge=1, le=128)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    seed: Int64 | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None  # -1 and 0 = off
@@ -78,7 +80,7 @@ class GenerationFields(BaseModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
-    priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] | None = None
+    priority: Priority | None = None
     best_of: Annotated[int, Field(ge=1, le=128)] | None = None
     response_format: Any = None  # read by structured/constraint.py, and so is the next
     structured_outputs: Any = None

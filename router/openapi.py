@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
-from starlette.routing import Route
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
+from starlette.routing import BaseRoute, Route
 
 from baton.router.bodies import BODIES
 from baton.router.embeddings import EmbeddingList
@@ -28,6 +28,8 @@ STATUSES = {
     503: "no worker can serve now: `retry-after` says when",
     504: "it took too long",
 }
+Json = dict[str, Any]
+
 ANY_OBJECT = {"type": "object"}
 ERROR = {
     "type": "object",
@@ -42,12 +44,14 @@ ERROR = {
 }
 
 
-def describe(routes: Sequence[Route], version: str) -> dict[str, Any]:
-    """Return the OpenAPI document of `routes`."""
+def describe(routes: Sequence[BaseRoute], *, model: str, version: str) -> Json:
+    """Return the OpenAPI document of `routes`; `model` is the one that requests may ask for."""
     replies = {"chat": Reply, "completions": Reply, "embeddings": EmbeddingList}
     asked = {"tokenize": TokenizeReply, "detokenize": DetokenizeReply}
     names = {name: model.__name__ for name, model in (replies | asked).items()}
-    schemas = {"Error": ERROR} | _pydantic_schemas(*BODIES.values(), *asked.values())
+    schemas: Json = {"Error": ERROR} | _pydantic_schemas(*BODIES.values(), *asked.values())
+    for body in BODIES.values():
+        schemas[body.__name__]["properties"]["model"] = {"type": "string", "enum": [model]}
     schemas |= msgspec.json.schema_components(set(replies.values()), ref_template=REF)[1]
     return {
         "openapi": "3.1.0",
@@ -55,7 +59,7 @@ def describe(routes: Sequence[Route], version: str) -> dict[str, Any]:
         "paths": {
             route.path.replace(":path}", "}"): {_method(route): _operation(route, names)}
             for route in routes
-            if route.include_in_schema
+            if isinstance(route, Route) and route.include_in_schema
         },
         "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
     }
@@ -65,14 +69,14 @@ def _method(route: Route) -> str:
     return "post" if route.name in BODIES else "get"
 
 
-def _pydantic_schemas(*models: type[BaseModel]) -> dict[str, Any]:
-    pairs = [(model, "validation") for model in models]
+def _pydantic_schemas(*models: type[BaseModel]) -> Json:
+    pairs: list[tuple[type[BaseModel], JsonSchemaMode]] = [(model, "validation") for model in models]
     return models_json_schema(pairs, ref_template=REF.format(name="{model}"))[1]["$defs"]
 
 
-def _operation(route: Route, replies: dict[str, str]) -> dict[str, Any]:
+def _operation(route: Route, replies: dict[str, str]) -> Json:
     name = route.name
-    content: dict[str, Any] = {"application/json": {"schema": _ref(replies[name]) if name in replies else ANY_OBJECT}}
+    content: Json = {"application/json": {"schema": _ref(replies[name]) if name in replies else ANY_OBJECT}}
     if name in STREAMED:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     if name == "metrics":
@@ -81,7 +85,7 @@ def _operation(route: Route, replies: dict[str, str]) -> dict[str, Any]:
     failures = {str(status): {"description": what, "content": error} for status, what in STATUSES.items()}
     if name == "health":
         failures["503"] = {"description": "no worker makes progress", "content": content}
-    operation: dict[str, Any] = {
+    operation: Json = {
         "operationId": name,
         "parameters": [
             {"name": parameter, "in": "path", "required": True, "schema": {"type": "string"}}

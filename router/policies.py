@@ -5,15 +5,15 @@ from __future__ import annotations
 from functools import partial
 
 from baton.router import policy
-from baton.router.config import RouterConfig
+from baton.router.config import PolicyName, RouterConfig
 from baton.router.path_cost import CostPolicy
 from baton.router.policy import Pick, Policy, pairwise, with_affinity
 
-PICKS: dict[str, Pick] = {
-    "least_loaded": policy.least_loaded,
-    "power_of_two": policy.power_of_two,
-    "round_robin": policy.round_robin,
-    "random": policy.random,
+PICKS: dict[PolicyName, Pick] = {
+    PolicyName.LEAST_LOADED: policy.least_loaded,
+    PolicyName.POWER_OF_TWO: policy.power_of_two,
+    PolicyName.ROUND_ROBIN: policy.round_robin,
+    PolicyName.RANDOM: policy.random,
 }
 
 
@@ -26,11 +26,11 @@ def make_policy(config: RouterConfig) -> Policy:
 
 
 def _named(config: RouterConfig) -> Policy:
-    if config.policy == "cost":
+    if config.policy is PolicyName.COST:
         return CostPolicy()
-    if config.policy == "dynamo":
+    if config.policy is PolicyName.DYNAMO:
         return policy.dynamo
-    if config.policy == "cache_aware":
+    if config.policy is PolicyName.CACHE_AWARE:
         limits = config.cache_aware
         return pairwise(
             partial(

@@ -7,23 +7,24 @@ import time
 from pathlib import Path
 from typing import Any
 
+from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from baton.router.embeddings import Embeddings
 from baton.router.endpoints import Chat, Completions, Endpoint
 from baton.router.errors import RouterError
-from baton.router.formats import encode
 from baton.router.health import Health
 from baton.router.http_io import error_response, json_response, reply_headers
+from baton.router.messages import Messages
 from baton.router.openapi import describe
+from baton.router.responses import Responses
 from baton.router.service import Service
 from baton.router.status import status_routes
 from baton.router.tokenize import DetokenizeRequest, TokenizeRequest, detokenize, tokenize
@@ -31,32 +32,35 @@ from baton.router.tokenize import DetokenizeRequest, TokenizeRequest, detokenize
 PLAYGROUND = Path(__file__).with_name("playground.html")
 
 
-def make_app(service: Service, health: Health) -> Starlette:
-    """Make the routes. Bodies are parsed by the service, so that no error ever echoes one."""
+def make_app(service: Service, health: Health) -> FastAPI:
+    """Make the routes: plain ones, since bodies are parsed by the service, so that no error ever echoes one."""
     endpoints: dict[str, Endpoint[Any]] = {
         "/v1/chat/completions": Chat(),
         "/v1/completions": Completions(),
         "/v1/embeddings": Embeddings(service.config.pooling),
+        "/v1/responses": Responses(),
+        "/v1/messages": Messages(),
     }
-    routes = [
+    routes: list[BaseRoute] = [
         *(Route(path, _answering(service, endpoint), name=endpoint.name) for path, endpoint in endpoints.items()),
         *_model_routes(service),
         *_token_routes(service),
         *_operator_routes(service, health),
     ]
-    document = encode(describe(routes, baton_version()))
-
-    async def openapi(request: Request) -> Response:
-        return json_response(document)
-
     cors = Middleware(
         CORSMiddleware, allow_origins=service.config.cors_origins, allow_methods=["*"], allow_headers=["*"]
     )
-    return Starlette(
-        routes=[*routes, *status_routes(service), Route("/openapi.json", openapi)],
+    app = FastAPI(
+        title="Baton",
+        docs_url=None,
+        redoc_url=None,
+        routes=[*routes, *status_routes(service)],
         middleware=[cors] if service.config.cors_origins else [],
         exception_handlers={HTTPException: _no_route, RouterError: _refused, Exception: _broken},
     )
+    document = describe(routes, model=service.model, version=baton_version())
+    app.openapi = lambda: document
+    return app
 
 
 def _answering(service: Service, endpoint: Endpoint[Any]) -> type[HTTPEndpoint]:

@@ -9,10 +9,14 @@ import re
 import secrets
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import TypeVar
 
 from baton.actors.engine.request import SamplingParams
 from baton.router.errors import InvalidRequest
+from baton.router.generation_config import SamplingDefaults
 from baton.router.openai_models import ChatRequest, CompletionRequest, GenerationFields
+
+Number = TypeVar("Number", int, float)
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for plain completions
 
@@ -21,11 +25,13 @@ COMPLETION_MAX_TOKENS = 16  # OpenAI's default for plain completions
 class ModelLimits:
     vocab_size: int
     context: int  # tokens, prompt and output together
+    defaults: SamplingDefaults
 
 
 def sampling_params(body: ChatRequest | CompletionRequest, prompt_len: int, limits: ModelLimits) -> SamplingParams:
     """Build the parameters of choice 0; `with_seed` makes the others'."""
     max_tokens = output_budget(body, prompt_len, limits)
+    defaults = limits.defaults
     min_tokens = body.min_tokens or 0
     if min_tokens > max_tokens:
         raise InvalidRequest(
@@ -35,13 +41,13 @@ def sampling_params(body: ChatRequest | CompletionRequest, prompt_len: int, limi
     return SamplingParams(
         max_tokens=max(max_tokens, 1),  # an echoed prompt alone takes a step too
         seed=body.seed % 2**63 if body.seed is not None else secrets.randbits(63),
-        temperature=_or(body.temperature, 1.0),
-        top_k=min(max(body.top_k or 0, 0), limits.vocab_size),
-        top_p=_or(body.top_p, 1.0),
-        min_p=_or(body.min_p, 0.0),
+        temperature=_or(body.temperature, defaults.temperature),
+        top_k=min(max(_or(body.top_k, defaults.top_k), 0), limits.vocab_size),
+        top_p=_or(body.top_p, defaults.top_p),
+        min_p=_or(body.min_p, defaults.min_p),
         presence_penalty=_or(body.presence_penalty, 0.0),
         frequency_penalty=_or(body.frequency_penalty, 0.0),
-        repetition_penalty=_or(body.repetition_penalty, 1.0),
+        repetition_penalty=_or(body.repetition_penalty, defaults.repetition_penalty),
         logit_bias=_logit_bias(body, limits.vocab_size),
         min_tokens=min_tokens,
         stop_token_ids=_in_vocabulary("stop_token_ids", body.stop_token_ids or [], limits.vocab_size),
@@ -111,5 +117,5 @@ def _in_vocabulary(param: str, ids: tuple[int, ...] | list[int], vocab_size: int
     return tuple(ids)
 
 
-def _or(value: float | None, default: float) -> float:
+def _or(value: Number | None, default: Number) -> Number:
     return default if value is None else value

@@ -27,6 +27,7 @@ from baton.router.dispatch import Dispatcher
 from baton.router.endpoints import Endpoint, Reading, StreamWriter, Writer
 from baton.router.errors import ModelNotFound, NoWorkers, RouterError
 from baton.router.generation import Choice, Delta, Generation
+from baton.router.generation_config import SamplingDefaults
 from baton.router.http_io import (
     CLIENT_CLOSED,
     REQUEST_ID,
@@ -79,7 +80,9 @@ class Backend:
 
 
 class Service:
-    def __init__(self, config: RouterConfig, model: str, tokenizer: Tokenizer, backend: Backend) -> None:
+    def __init__(
+        self, config: RouterConfig, model: str, tokenizer: Tokenizer, backend: Backend, defaults: SamplingDefaults
+    ) -> None:
         self.config = config
         self.model = model
         self.tokenizer = tokenizer
@@ -89,6 +92,7 @@ class Service:
         self.door = make_door(config.api_keys, config.api_keys_file)
         self.is_draining = False
         self._dispatcher = backend.dispatcher
+        self._defaults = defaults
         self._reader = BodyReader(
             max_bytes=config.max_body_bytes,
             longest_token=max(map(len, tokenizer.token_bytes)),
@@ -108,7 +112,7 @@ class Service:
         reason = "this gateway is shutting down" if self.is_draining else self.membership.why_unusable()
         if reason is not None or context is None:
             raise NoWorkers(f"{reason}: try again shortly", retry_after_s=1)
-        return ModelLimits(self.tokenizer.vocab_size, context)
+        return ModelLimits(self.tokenizer.vocab_size, context, self._defaults)
 
     def check_model(self, name: str) -> None:
         if name != self.model:
@@ -121,15 +125,17 @@ class Service:
         try:
             call.visit = self.door.enter(request.headers)
             call.terms = self._slo.terms(request.headers, call.visit.name)
-            reading = await self._read(endpoint, request)
-            plan = await self._plan(reading.core)
+            body = await self._read(endpoint, request)
+            core = endpoint.core(body)
+            plan = await self._plan(core)
             generation = call.generation = self._generation(plan, call)
-            writer = endpoint.writer(reading)
-            if reading.core.stream:
+            prompt_tokens = generation.usage().prompt_tokens
+            writer = endpoint.writer(Reading(body, core, self.model, self.tokenizer, prompt_tokens))
+            if core.stream:
                 # Only endpoints that stream have a body that asks for it.
                 events = self._events(call, generation, cast(StreamWriter, writer))
                 return EventStream(events, call.headers, endpoint.error, partial(self._end_stream, call, generation))
-            body = await while_connected(request.receive, self._body(call, generation, writer, plan))
+            reply = await while_connected(request.receive, self._body(call, generation, writer, plan))
         except RouterError as error:
             self._end(call, error.status, error.code)
             return error_response(error, call.headers, endpoint.error)
@@ -140,7 +146,7 @@ class Service:
             self._end(call, 500, "internal_error")
             raise
         self._end(call, 200, None)
-        return json_response(body, headers=call.headers)
+        return json_response(reply, headers=call.headers)
 
     async def ask(
         self, name: str, body: type[Asked], request: Request, reply: Callable[[Asked], Awaitable[dict[str, Any]]]
@@ -162,10 +168,10 @@ class Service:
             headers[TRACEPARENT] = span.context
         return Call(endpoint, headers, request.headers.get(TRACE) == "1", started, span=span)
 
-    async def _read(self, endpoint: Endpoint[Any], request: Request) -> Reading[Any]:
+    async def _read(self, endpoint: Endpoint[Any], request: Request) -> Any:
         body = await self._reader.read(endpoint.name, endpoint.body, request, self.membership.max_context())
         self.check_model(body.model)
-        return Reading(body, endpoint.core(body), self.model, self.tokenizer)
+        return body
 
     async def _plan(self, body: ChatRequest | CompletionRequest) -> Plan:
         limits = self.limits()

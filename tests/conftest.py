@@ -1,8 +1,9 @@
-"""Fixtures and rules for all tests: where there are too few CUDA devices, tests that need them are skipped by name."""
+"""Fixtures and rules for all tests: where a device or program is missing, tests that need it are skipped by name."""
 
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,7 @@ NUM_DEVICES_NEEDED = {"gpu": 1, "multi_gpu": 2}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    _skip_without_browser(items)
     needs = {
         item: max((NUM_DEVICES_NEEDED.get(mark.name, 0) for mark in item.iter_markers()), default=0) for item in items
     }
@@ -22,6 +24,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item, needed in needs.items():
         if needed > present:
             item.add_marker(pytest.mark.skip(reason=f"needs {needed} CUDA devices, found {present}"))
+
+
+def _skip_without_browser(items: list[pytest.Item]) -> None:
+    if shutil.which("chromium") and shutil.which("chromedriver"):
+        return
+    for item in items:
+        if item.get_closest_marker("browser"):
+            item.add_marker(pytest.mark.skip(reason="needs chromium and chromedriver"))
 
 
 @pytest.fixture(scope="session")

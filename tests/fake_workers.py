@@ -90,6 +90,7 @@ class FakeWorker:
         self.num_resyncs = 0
         self.load: Load | None = None  # reported in place of the true one
         self.error: str | None = None  # when set, the next outputs are errors
+        self.is_refusal = False  # and the client's fault
         self.drops_requests = False  # when set, running requests are cancelled by the worker itself
         self.skips_frame = False  # when set, one frame is lost
         self.num_steps_allowed: int | None = None  # None = run freely
@@ -205,7 +206,7 @@ class FakeWorker:
         request = running.submit.request
         if self.error is not None or self.drops_requests:
             finish: FinishReason = "cancelled" if self.drops_requests else "error"
-            return Output(request_id=request.id, finish=finish, error=self.error)
+            return Output(request_id=request.id, finish=finish, error=self.error, is_refusal=self.is_refusal)
         given: list[int] = []
         finish_now: FinishReason | None = None
         stops = set(request.sampling.stop_token_ids)

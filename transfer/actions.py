@@ -14,7 +14,7 @@ import msgspec
 from baton.transfer.mover import Incarnation
 from baton.transfer.wire import Attempt, Message, Open
 
-# One of our blocks; or, for a peer of another block size, what of ours fills one of its: see `transfer.reblock`.
+# One of our blocks; or, for a peer of another block size, what of ours fills one of its: see `transfer.route`.
 SourceBlock = int | tuple[int, ...]
 
 

@@ -33,6 +33,7 @@ def make_mover(
 ) -> KVMover:
     """Make the mover of a worker's rank 0; `lines` lead to its other ranks, which must be served by now."""
     mover = make_rank_mover(config, kv, worker, place, rank=0, world=1 + len(lines))
+    log.info("KV moves over %s (transfer.mover = %s)", mover.describe().mover, config.mover)
     return RankedMover(mover, lines, worker, place.host) if lines else mover
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import queue
+import select
 import socket
 import threading
 import time
@@ -43,6 +44,7 @@ from baton.transfer.mover import (
 MEET_S = 10.0  # for the two sides of a pair to build a communicator
 # NCCL's watchdog would end the process of one whose peer is slow: silence is the hand-over's business.
 NEVER = timedelta(days=7)
+POLL_S = 50e-6  # of a transfer between GPUs
 HEADER_BYTES = 4
 Group: TypeAlias = "c10d.ProcessGroupGloo | c10d.ProcessGroupNCCL"  # a CPU build of torch lacks the latter
 
@@ -166,10 +168,10 @@ class _Outgoing(_Pair):
     def _send(self, sock: socket.socket, group: Group, write: _Write) -> None:
         _send(sock, _encode(Announced(write.tag, write.target.tobytes(), write.rows.shape[1])))
         data = write.rows[torch.tensor(write.source, device=self.device)]
-        _wait(group.send([data], 1, 0), self.device)
-        refusal = _receive(sock).decode()
+        _wait(group.send([data], 1, 0), self.device, sock)
+        _receive(sock)  # an acknowledgement; a reader that cannot put it in its place hangs up
         seconds = time.perf_counter() - write.posted_s
-        self._tell(Completion(write.id, self.peer, write.tag, 0 if refusal else data.nbytes, seconds, refusal or None))
+        self._tell(Completion(write.id, self.peer, write.tag, data.nbytes, seconds, None))
 
     def _fail_all(self) -> None:
         """Nobody puts any more: `error` is set."""
@@ -200,16 +202,16 @@ class _Incoming(_Pair):
         group = self.meet(sock, store, 1)
         while True:
             announced = _decode_announced(_receive(sock))
-            self._receive(group, announced)
+            self._receive(sock, group, announced)
             _send(sock, b"")
 
-    def _receive(self, group: Group, announced: Announced) -> None:
+    def _receive(self, sock: socket.socket, group: Group, announced: Announced) -> None:
         rows = self._rows.view(-1, announced.block_bytes)
         target = np.frombuffer(announced.target, np.int64)
         if len(target) and not 0 <= target.min() <= target.max() < len(rows):
             raise TransferError(f"{self.peer} writes blocks that are not among our {len(rows)}")
         data = torch.empty((len(target), rows.shape[1]), dtype=torch.uint8, device=self.device)
-        _wait(group.recv([data], 0, 0), self.device)
+        _wait(group.recv([data], 0, 0), self.device, sock)
         with self.lock, torch.inference_mode():  # the cache is a tensor of that mode
             if self.error is not None:
                 raise TransferError(self.error)
@@ -346,9 +348,21 @@ def _set_device(device: torch.device) -> None:
         torch.cuda.set_stream(torch.cuda.Stream(device, priority=-1))
 
 
-def _wait(work: c10d.Work, device: torch.device) -> None:
+def _wait(work: c10d.Work, device: torch.device, sock: socket.socket) -> None:
+    """Wait for a transfer's end. NCCL would wait for ever for a peer that is gone, which its socket tells."""
     work.wait()
-    _synchronise(device)
+    if device.type == "cuda":
+        ended = torch.cuda.Event()
+        ended.record()
+        while not ended.query():
+            if _has_hung_up(sock):
+                raise EOFError("the peer has hung up")
+            time.sleep(POLL_S)
+
+
+def _has_hung_up(sock: socket.socket) -> bool:
+    readable, _, _ = select.select([sock], [], [], 0)
+    return bool(readable) and not sock.recv(1, socket.MSG_PEEK)
 
 
 def _synchronise(device: torch.device) -> None:

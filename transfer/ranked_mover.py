@@ -18,6 +18,7 @@ from baton.transfer.mover import Arrival, Completion, Incarnation, KVMover, Memo
 
 EAGER_POLL_S = 200e-6  # while anything may be under way
 IDLE_POLL_S = 50e-3  # while no peer is connected
+ANSWER_S = 30.0  # for a rank to do what waits for no peer; one that takes longer hangs, and the worker cannot go on
 
 
 class Line(Protocol):
@@ -187,16 +188,21 @@ class RankedMover:
         return self._answers()
 
     def _answers(self) -> list[Done]:
-        """Wait for each rank's answer, and take in the news that come before it."""
+        """Wait for each rank's answer, and take in the news that come before it. RuntimeError: a rank hangs."""
         answers: list[Done] = []
         for line in self._lines:
             try:
-                while not isinstance(report := _decode_report(line.recv_bytes()), Done):
+                while not isinstance(report := self._next_report(line), Done):
                     self._on_report(report)
             except (EOFError, OSError) as error:
                 raise TransferError(f"a rank of this worker has ended ({error})") from error
             answers.append(report)
         return answers
+
+    def _next_report(self, line: Line) -> Report:
+        if not line.poll(ANSWER_S):
+            raise RuntimeError(f"the mover of a rank of this worker has not answered for {ANSWER_S} s")
+        return _decode_report(line.recv_bytes())
 
     def _on_report(self, report: Report) -> None:
         match report:

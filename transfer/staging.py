@@ -110,19 +110,12 @@ class Staging:
 @torch.inference_mode()
 def restore(kv: torch.Tensor, blocks: torch.Tensor, parts: int, *, compressed: bool) -> None:
     """Make `blocks` what they are to be, where a peer wrote them in `parts` stretches of heads, or compressed."""
-    if not compressed:
-        join_heads(kv, blocks, parts)
-        return
     num_layers, two, block_size, num_kv_heads, head_dim = kv.shape[1:]
-    shape = (len(blocks) * parts, num_layers, two, block_size, num_kv_heads // parts, head_dim)
-    stretches = kv_rows(kv)[blocks].view(shape[0], -1)
-    numel, scale_bytes = kv[0].numel() // parts, 4 * num_layers * two * shape[4]
-    values = stretches[:, :numel].contiguous().view(torch.float8_e4m3fn).view(shape)
-    scales = stretches[:, numel : numel + scale_bytes].contiguous().view(torch.float32)
-    whole = dequantise_kv(QuantisedKV(values, scales.view(shape[0], num_layers, two, shape[4])), kv.dtype)
-    kv[blocks] = whole.view(len(blocks), *kv.shape[1:]) if parts == 1 else _joined(whole, parts, kv)
-
-
-def _joined(whole: torch.Tensor, parts: int, kv: torch.Tensor) -> torch.Tensor:
-    whole = whole.view(-1, parts, *whole.shape[1:])
-    return whole.permute(0, 2, 3, 4, 1, 5, 6).reshape(-1, *kv.shape[1:])
+    heads = num_kv_heads // parts
+    stretches = kv[blocks].view(-1, num_layers, two, block_size, heads, head_dim)
+    if compressed:
+        rows, numel = kv_rows(stretches), stretches[0].numel()
+        values = rows[:, :numel].contiguous().view(torch.float8_e4m3fn).view(stretches.shape)
+        scales = rows[:, numel : numel + 4 * num_layers * two * heads].contiguous().view(torch.float32)
+        stretches = dequantise_kv(QuantisedKV(values, scales.view(-1, num_layers, two, heads)), kv.dtype)
+    kv[blocks] = join_heads(stretches, parts)

@@ -30,6 +30,7 @@ class BlockTable:
 
     ids: list[int] = field(default_factory=list[int])
     path: list[Block] = field(default_factory=list[Block])
+    expected: list[BlockHash] = field(default_factory=list[BlockHash])  # of the blocks it is going to publish
     is_private: bool = False  # its content must not be published: the cache was flushed after it was computed
 
     @property
@@ -62,10 +63,26 @@ class BlockSpace:
         return self.cache.match(hashes, (num_tokens - 1) // self.block_size)
 
     def open(self, hashes: Sequence[BlockHash], num_blocks: int) -> BlockTable:
-        """Start a table on `num_blocks` matched blocks."""
+        """Start a table on `num_blocks` matched blocks; the rest of `hashes` it is going to publish."""
         path = self.cache.path(hashes, num_blocks)
         self.pool.hold(path)
-        return BlockTable([block.id for block in path], path)
+        table = BlockTable([block.id for block in path], path, list(hashes[num_blocks:]))
+        self.cache.expect(table.expected, table)
+        return table
+
+    def is_coming(self, hashes: Sequence[BlockHash], num_tokens: int) -> bool:
+        """Whether the first block that `match` does not find is about to be published by an open table."""
+        num_blocks = self.match(hashes, num_tokens).num_blocks
+        return num_blocks < (num_tokens - 1) // self.block_size and self.cache.is_expected(hashes[num_blocks])
+
+    def is_all_coming(self, hashes: Sequence[BlockHash], num_tokens: int) -> bool:
+        """Whether all that can be matched of these tokens is about to be published by open tables, or is there."""
+        num_blocks = (num_tokens - 1) // self.block_size
+        return num_blocks > 0 and self.cache.is_expected(hashes[num_blocks - 1])
+
+    def forsake(self, table: BlockTable) -> None:
+        """The table publishes no more than it has: whoever waits for it need not."""
+        self.cache.unexpect(table.expected, table)
 
     def extend(self, table: BlockTable, num_blocks: int) -> None:
         table.ids.extend(block.id for block in self.pool.allocate(num_blocks))
@@ -80,9 +97,11 @@ class BlockSpace:
             if present is not own:
                 self.pool.hold((present,))
             table.path.append(present)
+            self.cache.unexpect(hashes[position : position + 1], table)
 
     def close(self, table: BlockTable, after_step: int) -> None:
         """Let go of the table once `after_step`, the last step that writes it, has ended. The table is dead."""
+        self.forsake(table)
         if self.is_in_flight(after_step):
             self._closing.append((after_step, table))
         else:
@@ -98,6 +117,7 @@ class BlockSpace:
         """Forget every cached prefix; `tables` are all that are open, and go on without publishing."""
         for table in tables:
             table.is_private = True
+            self.forsake(table)
         self.pool.evict_all()
         self.cache.clear()
 

@@ -117,6 +117,7 @@ class Engine:
         sequence = self._sequences.get(request_id)
         if sequence is not None and sequence.status is not Status.EXPORTED:
             self._scheduler.remove(sequence)
+            self._space.forsake(sequence.table)
             sequence.status = Status.EXPORTED
 
     # Requests whose prompt is computed by a peer.

@@ -19,6 +19,7 @@ from baton.actors.engine.sequence import Sequence, Status
 class ImportOpened(NamedTuple):
     skip_blocks: int  # the leading blocks that the local cache has
     num_blocks: int  # all blocks of the prompt
+    is_coming: bool  # another sequence is about to bring all that is missing, save the last tokens
 
 
 class QuarantineKey(NamedTuple):
@@ -58,11 +59,12 @@ class Imports:
         """Hold what the local cache has of the prompt."""
         num_tokens, block_size = len(sequence.tokens), self._space.block_size
         sequence.hash_blocks(block_size, num_tokens // block_size)
+        is_coming = self._space.is_all_coming(sequence.hashes, num_tokens)
         skip_blocks = self._space.match(sequence.hashes, num_tokens).num_blocks
         sequence.table = self._space.open(sequence.hashes, skip_blocks)
         sequence.status = Status.IMPORTING
         self._imports[sequence.request.id] = _Import(sequence, skip_blocks)
-        return ImportOpened(skip_blocks, self._space.blocks_for(num_tokens))
+        return ImportOpened(skip_blocks, self._space.blocks_for(num_tokens), is_coming)
 
     def reserve(self, request_id: str) -> tuple[int, ...] | None:
         """Take a slot and the blocks that are missing, or None while there is no room."""
@@ -95,6 +97,7 @@ class Imports:
         sequence, table = record.sequence, record.sequence.table
         sequence.status = Status.FINISHED
         self._room.withdraw(sequence)
+        self._space.forsake(table)
         if record.has_place:
             self._room.leave(sequence)
         if not (quarantine and record.has_place):

@@ -31,6 +31,7 @@ class Match(NamedTuple):
 class PrefixCache:
     def __init__(self) -> None:
         self._index: dict[BlockHash, Block] = {}
+        self._expected: dict[BlockHash, object] = {}  # who is going to insert them
         self._stored: dict[BlockHash, None] = {}
         self._removed: dict[BlockHash, None] = {}
 
@@ -44,6 +45,20 @@ class PrefixCache:
         num = bisect_left(hashes, True, hi=limit, key=lambda hash: hash not in index)
         held = bisect_left(hashes, True, hi=num, key=lambda hash: index[hash].num_refs == 0)
         return Match(num, num - held)
+
+    def expect(self, hashes: Sequence[BlockHash], source: object) -> None:
+        """`source` is about to compute these: who needs them too had better wait for it."""
+        for hash in hashes:
+            self._expected.setdefault(hash, source)
+
+    def unexpect(self, hashes: Sequence[BlockHash], source: object) -> None:
+        """`source` has given up, or is done."""
+        for hash in hashes:
+            if self._expected.get(hash) is source:
+                del self._expected[hash]
+
+    def is_expected(self, hash: BlockHash) -> bool:
+        return hash in self._expected
 
     def path(self, hashes: Sequence[BlockHash], num_blocks: int) -> list[Block]:
         """Return the blocks of a prefix that `match` found."""
@@ -86,7 +101,10 @@ class PrefixCache:
 
 
 class NoCache(PrefixCache):
-    """Remembers nothing, so finds nothing."""
+    """Remembers nothing, so finds nothing, and nothing is worth waiting for."""
+
+    def expect(self, hashes: Sequence[BlockHash], source: object) -> None:
+        pass
 
     def insert(self, hash: BlockHash, block: Block) -> Block:
         return block

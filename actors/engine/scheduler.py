@@ -173,7 +173,7 @@ class Scheduler:
 
     def _next_waiting(self) -> Sequence | None:
         """Return whose turn it is to start, unless a step in flight still samples its next token."""
-        sequence = self._waiting.select(self._num_uncached)
+        sequence = self._waiting.select(self._num_uncached, self._is_coming)
         return None if sequence is None or self._space.is_in_flight(sequence.last_step) else sequence
 
     def _match(self, sequence: Sequence) -> Match:
@@ -183,6 +183,10 @@ class Scheduler:
 
     def _num_uncached(self, sequence: Sequence) -> int:
         return len(sequence.tokens) - self._match(sequence).num_blocks * self._space.block_size
+
+    def _is_coming(self, sequence: Sequence) -> bool:
+        """Whether the next block that the sequence lacks is being computed for another. Hashes are up to date."""
+        return self._space.is_coming(sequence.hashes, len(sequence.tokens))
 
     def _start(self, sequence: Sequence) -> bool:
         """Move a waiting sequence to the running ones, with blocks for all its tokens; False when there is no room."""

@@ -3,7 +3,7 @@
 By priority (lower first); then preempted ones; then the one with the fewest tokens to compute, that is, what is left
 after the cached prefix, so long cached prefixes and short prompts go first. No sequence starves among its equals:
 after `max_overtakes` later starts the one that waits longest goes first, and one that was refused for lack of room
-keeps its turn.
+keeps its turn. One whose next block somebody else is computing waits for that, so that it is computed once.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class WaitingQueue:
         self.num_tokens -= num_uncached
         self.context -= context
 
-    def select(self, num_uncached: Callable[[Sequence], int]) -> Sequence | None:
-        """Return whose turn it is; it stays in the queue."""
+    def select(self, num_uncached: Callable[[Sequence], int], is_coming: Callable[[Sequence], bool]) -> Sequence | None:
+        """Return whose turn it is; it stays in the queue. None also when all wait for blocks that others compute."""
         if not self._turns:
             return None
         first = self._turns[0]
@@ -56,7 +56,12 @@ class WaitingQueue:
             return eldest
         window = [self._sequences[turn] for turn in islice(self._turns, WINDOW) if turn.priority == first.priority]
         denied = next((sequence for sequence in window if sequence.was_denied), None)
-        return denied or min(window, key=num_uncached)
+        if denied is not None:
+            return denied
+        for sequence in sorted(window, key=num_uncached):
+            if not is_coming(sequence):
+                return sequence
+        return None
 
     def start(self, sequence: Sequence) -> None:
         """Take out the selected sequence, which runs now."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated
 
 import msgspec
 import typer
@@ -23,8 +22,6 @@ from baton.cluster.sim.worker import Profile
 from baton.router.config import PolicyName, RouterConfig
 from baton.router.slo import SloTargets
 
-Policy = StrEnum("Policy", [(name, name) for name in get_args(PolicyName)])
-
 
 @dataclass(frozen=True, kw_only=True)
 class SimOptions:
@@ -34,7 +31,7 @@ class SimOptions:
     )
     prefill: Annotated[int, typer.Option(min=0, help="Workers that only prefill.")] = 0
     decode: Annotated[int, typer.Option(min=0, help="Workers that decode, and may prefill for themselves.")] = 0
-    policy: Annotated[Policy, typer.Option(help="How requests are routed.")] = Policy["cost"]
+    policy: Annotated[PolicyName, typer.Option(help="How requests are routed.")] = PolicyName.COST
     compare: Annotated[bool, typer.Option("--compare", help="All policies, one after the other.")] = False
     scale: Annotated[float, typer.Option(min=1e-6, help="Play the trace so many times as fast.")] = 1.0
     requests: Annotated[int | None, typer.Option(min=1, help="How many; the trace is repeated or cut.")] = None
@@ -71,14 +68,14 @@ def sim(options: SimOptions) -> None:
     if options.plot is not None:
         check_plots()
     arrivals = options.arrivals()
-    policies = list(Policy) if options.compare else [options.policy]
+    policies = list(PolicyName) if options.compare else [options.policy]
     console = Console(stderr=options.json)
     summaries: list[Summary] = []
     columns = (TextColumn("{task.description:13}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     started = time.perf_counter()
     with Progress(*columns, console=console) as progress:
         for policy in policies:
-            setup = options.setup(get_args(PolicyName)[list(Policy).index(policy)])
+            setup = options.setup(policy)
             task = progress.add_task(policy.value, total=len(arrivals))
             summaries.append(simulate(setup, arrivals, lambda task=task: progress.advance(task)))
     seconds = time.perf_counter() - started

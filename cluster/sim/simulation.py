@@ -78,10 +78,6 @@ class Fleet:
         return self._prefillers
 
 
-def _worker(worker_id: str, role: Role, setup: Setup, loop: EventLoop) -> SimWorker:
-    return SimWorker(worker_id, role, setup.profile, setup.block_size, loop, can_leap=setup.can_leap)
-
-
 class Simulation:
     """Run it once. `on_end` hears of each request that has ended or was refused."""
 
@@ -150,7 +146,7 @@ class Simulation:
             prefill = self.fleet.by_id[route.prefill.worker.incarnation]
             handover = Handover(request, prefill, decode, self._setup.profile, self.loop, answer.on_first_token)
             self.loop.after(self._setup.profile.hop_s, handover.start)
-        place.charged()
+        place.charged(sum(leg.uncached for leg in route.legs))
 
     def _has_room(self) -> bool:
         prefillers = self.fleet.prefillers()
@@ -173,6 +169,8 @@ class Simulation:
         stored, removed = report.events
         if stored or removed:
             self._index.apply(routed.incarnation, KVEvents(stored=tuple(stored), removed=tuple(removed)))
+        if self._admission.wants_progress():
+            self._admission.note_progress(sum(w.num_tokens for w in (*self.fleet.decoders(), *self.fleet.prefillers())))
         if self._admission.num_queued and routed.has_room:
             self._admission.pump()
 

@@ -44,9 +44,17 @@ class Node(NamedTuple):
     schema: object
     path: str
 
-    def keyword(self, key: str) -> Any:
+    @property
+    def is_object(self) -> bool:
+        return isinstance(self.schema, dict)
+
+    @property
+    def keywords(self) -> dict[str, Any]:
         """Of a schema that is an object."""
-        return cast("dict[str, Any]", self.schema).get(key)
+        return cast("dict[str, Any]", self.schema)
+
+    def keyword(self, key: str) -> Any:
+        return self.keywords.get(key)
 
     def child(self, *keys: str | int) -> Node:
         schema: Any = self.schema
@@ -95,7 +103,7 @@ def type_of(value: object) -> str:
 
 def describe_type(type: str, node: Node) -> Alternative:
     """Read the keywords that apply to values of `type`."""
-    schema = cast("dict[str, Any]", node.schema)
+    schema = node.keywords
     keywords = {key: _read(key, node) for key in KEYWORDS[type] if key in schema}
     if type == "array" and isinstance(schema.get("items"), list):  # drafts 4 to 7
         keywords["prefixItems"] = [(node.child("items", i),) for i in range(len(schema["items"]))]
@@ -119,7 +127,7 @@ def _read(key: str, node: Node) -> Any:
         return {_name(key, name, path): (node.child(key, name),) for name in cast("dict[str, Any]", value)}
     if key == "prefixItems" or (key == "items" and isinstance(value, list)):
         _expect(isinstance(value, list), path, "must be a list")
-        return [(node.child(key, i),) for i in range(len(value))]
+        return [(node.child(key, i),) for i in range(len(cast("list[Any]", value)))]
     if key in ("items", "additionalProperties", "propertyNames"):
         return (node.child(key),)
     if key == "required":
@@ -260,10 +268,9 @@ def are_disjoint(a: Alternative, b: Alternative) -> bool:
 def _constants(alternative: Alternative, name: str) -> set[str] | None:
     """The values that a property may have, if it says so itself by const or enum."""
     for node in alternative.keywords.get("properties", {}).get(name, ()):
-        if isinstance(node.schema, dict):
-            schema = cast("dict[str, Any]", node.schema)
-            if "const" in schema:
-                return {json_key(schema["const"])}
+        if node.is_object:
+            if "const" in node.keywords:
+                return {json_key(node.keyword("const"))}
             values = node.keyword("enum")
             if isinstance(values, list):
                 return {json_key(value) for value in cast("list[Any]", values)}

@@ -69,9 +69,8 @@ class _Lowering:
         self._num_nodes += 1
         if depth > MAX_DEPTH or self._num_nodes > MAX_NODES:
             raise UnsupportedSchema(first.path, f"the schema has more than {MAX_DEPTH} levels or {MAX_NODES} parts")
-        if len(conjunction) == 1 and isinstance(first.schema, dict):
-            schema = cast("dict[str, Any]", first.schema)
-            asserted = [key for key in schema if key in ASSERTIONS]
+        if len(conjunction) == 1 and first.is_object:
+            asserted = [key for key in first.keywords if key in ASSERTIONS]
             if asserted == ["$ref"]:
                 return {"$ref": f"#/$defs/{self._definition(first)}"}
             if len(asserted) == 1 and asserted[0] in CHOICES:
@@ -150,7 +149,7 @@ class _Lowering:
         return [alternative for branch in branches for alternative in branch]
 
     def _resolve(self, node: Node) -> Node:
-        pointer: Any = cast("dict[str, Any]", node.schema)["$ref"]
+        pointer: Any = node.keyword("$ref")
         if not isinstance(pointer, str) or not (pointer == "#" or pointer.startswith("#/")):
             raise UnsupportedSchema(f"{node.path}/$ref", 'only references inside the schema, "#/...", are supported')
         target = Node(self._root, "#")
@@ -165,9 +164,9 @@ class _Lowering:
 
 
 def _checked_schema(node: Node) -> dict[str, Any]:
-    if not isinstance(node.schema, dict):
+    if not node.is_object:
         raise UnsupportedSchema(node.path, "a schema must be an object, true or false")
-    schema = cast("dict[str, Any]", node.schema)
+    schema = node.keywords
     for key in REFUSED:
         if key in schema and not (key == "uniqueItems" and schema[key] is False):
             raise UnsupportedSchema(f"{node.path}/{key}", f"the keyword {key} is not supported")
@@ -195,7 +194,7 @@ def _values(schema: dict[str, Any], key: str, path: str) -> list[Any]:
 
 
 def _branches(node: Node, key: str) -> list[Node]:
-    branches: Any = cast("dict[str, Any]", node.schema)[key]
+    branches: Any = node.keyword(key)
     if not isinstance(branches, list) or not branches:
         raise UnsupportedSchema(f"{node.path}/{key}", "must be a list with at least one schema")
     return [node.child(key, i) for i in range(len(cast("list[Any]", branches)))]

@@ -432,6 +432,10 @@ def main(
         for place, settings in zip((prefill, decode or prefill), fields, strict=True)
     ]
     loads = [load for load in chosen.loads if only is None or load.prompt_len in only]
+    if not loads:
+        raise typer.BadParameter(
+            f"{shape} has prompts of {[load.prompt_len for load in chosen.loads]}", param_hint="--only"
+        )
     runs = asyncio.run(bench(chosen, configs[0], configs[1], loads, with_churn=churn))
     title = f"{shape}, {configs[0].device} → {configs[1].device}, {mover}{', verified' if verify else ''}"
     show(Console(width=None if sys.stdout.isatty() else 190), title, runs)

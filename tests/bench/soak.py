@@ -35,7 +35,7 @@ VICTIMS = ("P2", "D2")
 CONCURRENCY = 12
 NUM_SAMPLES = 100
 WARM_UP = 0.25  # the share of the run after which memory must be flat
-MAX_KIB_PER_1000_REQUESTS = 256  # no trace of a request's own objects is smaller than 1 KiB
+MAX_KIB_PER_1000_REQUESTS = 128  # no trace of a request's own objects is smaller than 1 KiB
 MAX_ABORT_AFTER_S = 0.03
 MAX_KILLS_BEHIND = 2  # a restart takes longer than the requests between two kills: clients wait for it then
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.chaos.cells import CELLS, Cell
-from tests.chaos.world import CellRun, Outcome, World
+from tests.chaos.conftest import Played
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow]
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=str)
-async def test_cell(cell: Cell, world: World, outcomes: list[Outcome]) -> None:
-    outcome = await CellRun(world, cell).run()
-    outcomes.append(outcome)
-    if outcome.problems:
-        await world.rebuild()
+async def test_cell(cell: Cell, played: Played) -> None:
+    outcome = await played[cell]
     assert not outcome.problems, "\n".join(outcome.problems)

@@ -59,6 +59,8 @@ async def test_openai_clients_are_served_by_one_prefill_and_two_decode_workers(s
     async with client(cluster) as api:
         await check_streaming(api)
         await check_sampling(api)
+        await check_prompts(api)
+        await check_other_shapes(api)
         await check_refusals(api)
     await check_second_turn(cluster)
     await check_disconnects(cluster)
@@ -100,6 +102,35 @@ async def check_sampling(api: AsyncOpenAI) -> None:
     content = scored.choices[0].logprobs.content
     assert len(content) == scored.usage.completion_tokens
     assert all(entry.logprob == entry.top_logprobs[0].logprob <= 0 for entry in content)
+
+
+async def check_prompts(api: AsyncOpenAI) -> None:
+    """Prompts are scored and pooled whole, cached or not, whoever prefills."""
+    ask: dict[str, Any] = {"model": MODEL, "prompt": "The capital of France is Paris.", "echo": True, "logprobs": 1}
+    scored, again = [await api.completions.create(**ask, max_tokens=0, temperature=0) for _ in range(2)]
+    logprobs = scored.choices[0].logprobs
+    assert scored.choices[0].text == ask["prompt"] and "".join(logprobs.tokens) == ask["prompt"]
+    assert logprobs.token_logprobs[0] is None and all(score < 0 for score in logprobs.token_logprobs[1:])
+    assert logprobs.token_logprobs[1:] == pytest.approx(again.choices[0].logprobs.token_logprobs[1:], abs=1e-4)
+    texts = ["Paris is in France.", "France contains Paris.", "x = [i for i in range(3)]"]
+    reply = await api.embeddings.create(model=MODEL, input=texts, extra_body={"pooling": "mean"})
+    city, same, code = (entry.embedding for entry in reply.data)
+    assert sum(value * value for value in city) == pytest.approx(1, abs=1e-4)
+    assert dot(city, same) > dot(city, code)
+
+
+def dot(a: list[float], b: list[float]) -> float:
+    return sum(x * y for x, y in zip(a, b, strict=True))
+
+
+async def check_other_shapes(api: AsyncOpenAI) -> None:
+    large = {"unknown": "x" * 300_000}  # read by the gateway's second process
+    reply = await api.responses.create(model=MODEL, input=CAPITAL[0]["content"], temperature=0, extra_body=large)
+    assert reply.output_text == "The capital of France is Paris."
+    async with httpx.AsyncClient(base_url=str(api.base_url), timeout=120) as http:
+        body = {"model": MODEL, "max_tokens": 30, "messages": CAPITAL, "temperature": 0}
+        message = (await http.post("messages", json=body)).raise_for_status().json()
+    assert message["content"] == [{"type": "text", "text": "The capital of France is Paris."}]
 
 
 async def check_refusals(api: AsyncOpenAI) -> None:

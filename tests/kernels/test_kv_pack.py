@@ -41,8 +41,8 @@ def test_joining_heads_undoes_what_several_ranks_wrote(parts: int) -> None:
         ranks = [whole[block, :, :, :, heads * rank : heads * (rank + 1)] for rank in range(parts)]
         cache[block] = torch.cat([share.reshape(-1) for share in ranks]).view_as(cache[block])
     assert parts == 1 or not torch.equal(cache, whole)
-    join_heads(cache, torch.tensor([7, 2]), parts)
-    assert torch.equal(cache, whole)
+    stretches = cache[[7, 2]].view(2 * parts, 3, 2, 4, heads, 8)
+    assert torch.equal(join_heads(stretches, parts), whole[[7, 2]])
 
 
 def test_heads_that_do_not_split_are_refused() -> None:

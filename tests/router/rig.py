@@ -18,6 +18,7 @@ from baton.router.admission import Admission, AdmissionLimits
 from baton.router.config import RouterConfig
 from baton.router.dispatch import Dispatcher
 from baton.router.gateway import Gateway
+from baton.router.generation_config import SamplingDefaults
 from baton.router.membership import Membership
 from baton.router.metrics import Metrics
 from baton.router.policies import make_policy
@@ -61,7 +62,9 @@ class Rig:
 
 
 @asynccontextmanager
-async def rig(*workers: FakeWorker, config: RouterConfig | None = None) -> AsyncGenerator[Rig, None]:
+async def rig(
+    *workers: FakeWorker, config: RouterConfig | None = None, timeout_s: float = 20
+) -> AsyncGenerator[Rig, None]:
     config = config or RouterConfig()
     metrics = Metrics()
     index = PrefixIndex(predicted_s=config.predicted_prefix_s)
@@ -76,7 +79,7 @@ async def rig(*workers: FakeWorker, config: RouterConfig | None = None) -> Async
     for worker in workers:
         await worker.start()
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(timeout_s):
             rig = Rig(membership, metrics, dispatcher, dispatcher.admission)
             await rig.join(*workers)
             yield rig
@@ -119,15 +122,19 @@ class Served:
 
 @asynccontextmanager
 async def served(
-    tokenizer: Tokenizer, *workers: FakeWorker, config: RouterConfig | None = None
+    tokenizer: Tokenizer,
+    *workers: FakeWorker,
+    config: RouterConfig | None = None,
+    defaults: SamplingDefaults | None = None,
+    limit_s: float = 30,
 ) -> AsyncGenerator[Served, None]:
     quick = {"reconnect_first_s": 0.01, "reconnect_max_s": 0.05, "drain_s": 0.0}
     gateway = Gateway((config or RouterConfig()).model_copy(update=quick), "unused", MODEL)
-    url = await gateway.serve(tokenizer)
+    url = await gateway.serve(tokenizer, defaults or SamplingDefaults())
     client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     http = httpx.AsyncClient(base_url=url, timeout=20)
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(limit_s):
             await gateway.set_workers([await worker.start() for worker in workers])
             members = gateway.membership
             await until(lambda: len(members.decoders()) + len(members.prefillers()) == len(workers))

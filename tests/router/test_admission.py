@@ -21,7 +21,7 @@ class Desk:
     def __post_init__(self) -> None:
         self.admission = Admission(self.limits, lambda: self.room > 0, lambda: self.now)
 
-    def serve(self, num: int = 1, *, seconds: float = 0.0) -> None:
+    def serve(self, num: int = 1, *, seconds: float = 0.0, cached: float = 0.0) -> None:
         """Let `num` more requests go; each is charged, and has its first token `seconds` later."""
         for _ in range(num):
             self.room += 1
@@ -29,8 +29,10 @@ class Desk:
             place = next(place for place in self.waiting if place.is_released and place not in self.order)
             self.order.append(place)
             self.room -= 1
-            place.charged()
+            place.charged(round(place.num_tokens * (1 - cached)))
+            self.admission.note_progress(round(place.num_tokens * (1 - cached)))
             self.now += seconds
+            self.admission.note_progress(0)
             place.leave(has_output=True)
 
     waiting: list[Place] = field(default_factory=list[Place])
@@ -93,11 +95,11 @@ def test_with_room_nobody_waits_and_each_is_judged_after_the_one_before_is_charg
     first, second, third = desk.enter(10), desk.enter(10), desk.enter(10)
     assert first[0].is_released and not second[0].is_released
     desk.room = 1
-    first[0].charged()
+    first[0].charged(10)
     assert second[0].is_released and not third[0].is_released
     desk.room = 0
-    second[0].charged()
-    second[0].charged()
+    second[0].charged(10)
+    second[0].charged(10)
     assert not third[0].is_released
     desk.room = 1
     desk.admission.pump()
@@ -160,6 +162,25 @@ async def test_when_nobody_can_serve_all_who_wait_are_told() -> None:
     desk.admission.refuse_all(NoWorkers("none", retry_after_s=1))
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(result) for result in results] == [NoWorkers, NoWorkers]
+
+
+def test_a_long_prompt_counts_while_it_runs() -> None:
+    desk = Desk(room=1)
+    (long,) = desk.enter(100_000)
+    desk.room = 0
+    long.charged(100_000)
+    desk.enter(1000)
+    for second in range(11):
+        desk.now = float(second)
+        desk.admission.note_progress(100_000 - 5000 * second)
+    assert desk.admission.expected_wait_s(1000) == pytest.approx(0.2, rel=0.01)  # no first token in all that time
+
+
+def test_cached_prompts_take_less_time() -> None:
+    desk = Desk()
+    desk.enter(*[100] * 60)
+    desk.serve(40, seconds=0.25, cached=0.5)  # 200 uncached tokens a second, 400 in all
+    assert desk.admission.expected_wait_s(100) == pytest.approx(5.0, rel=0.05)
 
 
 def test_the_pace_counts_only_time_in_which_somebody_waited() -> None:

@@ -102,6 +102,7 @@ async def test_embeddings_are_of_unit_length_in_the_inputs_order(tokenizer: Toke
         ({"input": ""}, "input"),
         ({"input": [99999]}, "input"),
         ({"pooling": "max"}, "pooling"),
+        ({"priority": 2**40}, "priority"),
         ({"encoding_format": "hex"}, "encoding_format"),
     ],
 )

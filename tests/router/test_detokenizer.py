@@ -23,7 +23,7 @@ def stream(parts: list[str], stops: list[str]) -> tuple[str, bool]:
     for part in parts:
         match = matcher.push(part)
         sent += match.text
-        if match.stopped:
+        if match.stop_string is not None:
             return sent, True
     return sent + matcher.flush(), False
 
@@ -94,7 +94,7 @@ def test_what_is_held_back_is_exactly_what_may_begin_a_stop_string(text: str, st
     for end, char in enumerate(text, start=1):
         match = matcher.push(char)
         sent += match.text
-        if match.stopped:
+        if match.stop_string is not None:
             return
         beginnings = [k for stop in stops for k in range(len(stop)) if text[:end].endswith(stop[:k])]
         assert len(sent) == end - max(beginnings)
@@ -103,13 +103,13 @@ def test_what_is_held_back_is_exactly_what_may_begin_a_stop_string(text: str, st
 def test_nothing_of_a_stop_string_over_tokens_is_sent() -> None:
     matcher = StopMatcher(["DEFGHIJ"])
     assert [matcher.push(part).text for part in ("ABC", "DEF", "G", "HI")] == ["ABC", "", "", ""]
-    assert matcher.push("JK") == ("", True)
+    assert matcher.push("JK") == ("", "DEFGHIJ")
 
 
 def test_a_near_miss_is_released_at_once() -> None:
     matcher = StopMatcher(["DEFGHIJ"])
     matcher.push("DEFGHI")
-    assert matcher.push("X") == ("DEFGHIX", False)
+    assert matcher.push("X") == ("DEFGHIX", None)
 
 
 def test_of_two_overlapping_stops_the_one_that_completes_first_wins() -> None:
@@ -120,14 +120,14 @@ def test_of_two_overlapping_stops_the_one_that_completes_first_wins() -> None:
 def test_a_stop_string_counts_the_tokens_up_to_its_own() -> None:
     detokenizer = Detokenizer(BYTES, frozenset(), stops=["ST"])
     released = detokenizer.push(list(b"aSTOP"))
-    assert released == ("a", 3, True)
+    assert released == ("a", 3, "ST")
     assert detokenizer.num_tokens == 3
 
 
 def test_before_min_tokens_a_stop_string_is_plain_text() -> None:
     detokenizer = Detokenizer(BYTES, frozenset(), stops=["\n"], min_tokens=4)
-    assert detokenizer.push(list(b"a\nb")) == ("a\nb", 3, False)
-    assert detokenizer.push(list(b"\nc")) == ("", 1, True)
+    assert detokenizer.push(list(b"a\nb")) == ("a\nb", 3, None)
+    assert detokenizer.push(list(b"\nc")) == ("", 1, "\n")
 
 
 def test_a_held_tail_is_not_lost_at_the_end() -> None:

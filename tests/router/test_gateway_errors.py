@@ -82,6 +82,12 @@ def raw(field: str) -> bytes:
         ('"structured_outputs": {"choice": [""]}', "structured_outputs.choice"),
         ('"thinking_budget": 5', "thinking_budget"),
         ('"messages": []', "messages"),
+        (
+            '"messages": [' + '{"role": "user", "content": "a"},' * 4096 + '{"role": "user", "content": "a"}]',
+            "messages",
+        ),
+        ('"metadata": {' + ", ".join(f'"{i}": "a"' for i in range(17)) + "}", "metadata"),
+        ('"metadata": {"a": "' + "b" * 513 + '"}', "metadata"),
         ('"messages": "hi"', "messages"),
         ('"messages": [{"role": "wizard", "content": "hi"}]', "messages.0.role"),
         ('"messages": [{"role": "user", "content": [{"type": "image_url"}]}]', "messages.0.content"),
@@ -137,6 +143,14 @@ async def test_errors_name_the_limit_and_the_fix(api: Served) -> None:
         "{}".encode("utf-16"),
         raw('"user": "\\ud800"'),
         raw('"stop": "\\ud83d"'),
+        raw('"model": "\\ud800"'),
+        raw('"cache_salt": "\\ud800"'),
+        raw('"metadata": {"a": "\\ud800"}'),
+        raw('"tools": [{"type": "function", "function": {"name": "\\ud800"}}]'),
+        raw('"structured_outputs": {"choice": ["\\ud800"]}'),
+        raw(
+            '"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {"enum": ["\\ud800"]}}}'
+        ),
         raw('"messages": [{"role": "user", "content": "\\udc00"}]'),
         raw('"user": "\xff"').replace("ÿ".encode(), b"\xff"),
         b'{"a":' * 5000,
@@ -233,6 +247,13 @@ async def test_a_request_id_is_echoed_only_if_harmless(api: Served, given: str, 
     assert (reply.headers["x-request-id"] == given) == is_echoed
 
 
+async def test_a_request_id_of_a_megabyte_is_refused_with_its_head(api: Served) -> None:
+    reader, writer = await asyncio.open_connection(*api.url.removeprefix("http://").split(":"))
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nx-request-id: " + b"a" * 1_000_000)
+    assert b" 400 " in await reader.readline()
+    writer.close()
+
+
 async def test_without_workers_it_says_503_and_when_to_come_back(tokenizer: Tokenizer) -> None:
     async with served(tokenizer) as api:
         reply = await api.chat()
@@ -256,3 +277,17 @@ async def test_beyond_the_queue_it_says_429_on_every_path(tokenizer: Tokenizer, 
         worker.allow(100)
         assert [reply.status_code for reply in await asyncio.gather(*held)] == [200, 200]
         assert (await api.chat(max_tokens=1)).status_code == 200
+
+
+async def test_a_large_body_is_not_taken_for_headers(tokenizer: Tokenizer) -> None:
+    """Whatever the reads: one for head and body, and the end of one body with the next head."""
+    async with served(tokenizer, FakeWorker()) as api:
+        body = raw('"max_tokens": 1, "user": "' + "x" * 150_000 + '"')
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+        reader, writer = await asyncio.open_connection(*api.url.removeprefix("http://").split(":"))
+        for _ in range(3):
+            writer.write(head + body)
+            assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
+            await reader.readuntil(b'"baton"')
+            await reader.read(100_000)
+        writer.close()

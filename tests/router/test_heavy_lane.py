@@ -35,6 +35,8 @@ BODY: dict[str, dict[str, Any]] = {
     },
     "completions": {"prompt": [[1, 2], [3]], "echo": True, "logprobs": 1, "stop": ["a", "b"], "temperature": None},
     "embeddings": {"input": "a", "encoding_format": "base64"},
+    "responses": {"input": [{"role": "user", "content": "a"}], "text": {"format": {"type": "text"}}},
+    "messages": {"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]},
     "tokenize": {"messages": [{"role": "user", "content": "hi"}]},
     "detokenize": {"tokens": [1, 2]},
 }
@@ -59,7 +61,8 @@ async def test_refusals_come_through_with_field_and_fix(lane: HeavyLane) -> None
 
 async def test_texts_encode_to_the_same_tokens(lane: HeavyLane, tokenizer: Tokenizer) -> None:
     messages = [{"role": "user", "content": "a <|im_end|> é"}]
-    assert await lane.encode_chat(messages) == tokenizer.encode_chat_now(messages)
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"const": 10**40}}}]
+    assert await lane.encode_chat(messages, tools, {}) == tokenizer.encode_chat_now(messages, tools)
     assert await lane.encode_prompt("a <|im_end|> é") == tokenizer.encode_prompt_now("a <|im_end|> é")
 
 
@@ -79,7 +82,8 @@ async def test_large_calls_are_answered_as_small_ones(tokenizer: Tokenizer) -> N
     worker = FakeWorker(max_context=400_000)
     async with served(tokenizer, worker) as api:
         messages = [{"role": "user", "content": BIG}]
-        assert (await api.chat(messages=messages, max_tokens=1, junk=["x"] * 10_000)).status_code == 200
+        reply = await api.chat(messages=messages, max_tokens=1, junk=["x"] * 10_000)
+        assert reply.status_code == 200, reply.text
         assert worker.submits[0].request.tokens == tokenizer.encode_chat_now(messages)
         assert (await api.complete(prompt=BIG, max_tokens=1)).status_code == 200
         assert worker.submits[1].request.tokens == tokenizer.encode_prompt_now(BIG)

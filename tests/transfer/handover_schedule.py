@@ -70,6 +70,7 @@ FAULTS: Deck = (
     (6, lambda world: world.deliver_straggler(world.choose(8))),
     (1, lambda world: world.deliver_transfer(world.choose(64), fail=True)),
     (1, lambda world: world.decode.poll(lose=True)),
+    (1, lambda world: world.decode.poll(spoil=True)),
     (1, _break_down),
     (1, World.crash_prefill),
     (1, lambda world: world.crash_decode(silent=bool(world.choose(2)))),

@@ -12,8 +12,8 @@ import torch
 
 from baton.transfer import actions as act
 from baton.transfer.local_mover import LocalFabric, LocalMover
-from baton.transfer.mover import Completion, Incarnation, TransferError
-from baton.transfer.wire import Attempt, Open
+from baton.transfer.mover import Arrival, Completion, Incarnation, TransferError
+from baton.transfer.wire import Attempt, Open, decode_tag
 
 if TYPE_CHECKING:
     from handover_world import World
@@ -211,6 +211,14 @@ class DecodeSide:
             self.pool.give_back(self.running.pop(index % len(self.running)))
             self.perform(self.machine.on_room())
 
-    def poll(self, *, lose: bool = False) -> None:
+    def poll(self, *, lose: bool = False, spoil: bool = False) -> None:
         for arrival in self.pool.mover.poll().arrivals[lose:]:
-            self.perform(self.machine.on_arrival(arrival, self.world.now))
+            told = self.spoilt(arrival) if spoil else arrival
+            self.perform(self.machine.on_arrival(told, self.world.now))
+
+    def spoilt(self, arrival: Arrival) -> Arrival:
+        """Let a bit fall over in what arrived, and a mover that verifies notice it."""
+        tag = decode_tag(arrival.tag)
+        for block in self.pool.owned.get(Attempt(arrival.peer, tag.handover, tag.epoch), ()):
+            self.pool.kv[block, 0] ^= 1
+        return Arrival(arrival.peer, arrival.tag, "spoilt")

@@ -54,6 +54,13 @@ class CountsAhead(HandoverTarget):
         return super()._land_if_whole(intake)
 
 
+class TrustsAll(HandoverTarget):
+    """Takes blocks that do not hold what was sent."""
+
+    def on_arrival(self, arrival: Arrival, now: float) -> list[act.TargetAction]:
+        return super().on_arrival(Arrival(arrival.peer, arrival.tag), now)
+
+
 class NeverStalls(HandoverTarget):
     """Waits for ever for a peer that has gone silent."""
 
@@ -130,6 +137,7 @@ def is_noticed(
         (NoQuarantine, "a write lands in another's block"),
         (NoEpochCheck, "a write lands in another's block"),
         (CountsAhead, "landed KV is not what was sent"),
+        (TrustsAll, "landed KV is not what was sent"),
         (NeverStalls, "D waits for a frozen prefill worker for ever"),
         (IgnoresStrays, "P holds a hand-over for ever"),
     ],

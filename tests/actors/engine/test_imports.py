@@ -97,7 +97,7 @@ def test_an_exported_prompt_is_never_preempted(overlap: bool) -> None:
 def test_an_imported_prompt_decodes_as_if_it_were_local(overlap: bool) -> None:
     rig = make_rig(overlap)
     request = make_request("r", 21, max_tokens=20, ignore_eos=True)
-    assert hand_over(rig, request) == ImportOpened(skip_blocks=0, num_blocks=6)
+    assert hand_over(rig, request) == ImportOpened(skip_blocks=0, num_blocks=6, is_coming=False)
     rig.run()
     assert rig.finished["r"].cached_tokens == 21
     assert all(row.num_tokens == 1 for batch in rig.runner.launched for row in batch.rows)
@@ -108,7 +108,7 @@ def test_only_what_the_local_cache_lacks_is_asked_for(overlap: bool) -> None:
     rig = make_rig(overlap)
     hand_over(rig, make_request("first", 21, max_tokens=4))
     rig.run()
-    assert hand_over(rig, make_request("second", 20, max_tokens=4)) == ImportOpened(skip_blocks=4, num_blocks=5)
+    assert hand_over(rig, make_request("second", 20, max_tokens=4)) == ImportOpened(4, num_blocks=5, is_coming=False)
     rig.run()
     rig.check_idle()
 

@@ -243,3 +243,27 @@ def test_the_chunks_of_an_export_leave_the_rest_of_the_step_to_others(overlap: b
     rig.submit(make_request("own", unique(2, 200), max_tokens=1))
     rig.step()
     assert chunks_of(rig) == [48, 200]
+
+
+def test_equal_prompts_are_computed_once() -> None:
+    rig = Rig(block_size=4, config={"max_step_tokens": 64, "max_prefill_chunk": 64, "max_num_seqs": 8})
+    for i in range(4):
+        rig.submit(make_request(f"r{i}", 22, seed=i))
+    rig.run()
+    computed = sum(row.num_tokens for batch in rig.runner.launched for row in batch.rows if row.num_tokens > 1)
+    assert computed == 22 + 3 * 2  # the first one's 22, then of each the two tokens past the last full block
+    rig.check_idle()
+
+
+def test_who_waits_for_a_prefix_does_not_hold_others_up_and_goes_on_when_it_does_not_come() -> None:
+    rig = Rig(block_size=4, config={"max_step_tokens": 8, "max_prefill_chunk": 4, "max_num_seqs": 8})
+    rig.submit(make_request("first", 40))
+    rig.step()
+    rig.submit(make_request("same", 40, seed=2))
+    rig.submit(make_request("other", tuple(range(30, 36))))
+    rig.step()
+    assert rig.num_starts("same") == 0 and rig.num_starts("other") == 1
+    rig.engine.cancel("first")
+    del rig.requests["first"]
+    rig.run()
+    rig.check_idle()
