@@ -30,10 +30,10 @@ class AdmissionLimits:
 
 
 class Admission:
-    """`has_room` says whether the workers should get another request now; call `pump` when that may have changed."""
+    """`has_room` says if workers should get a prompt of so many tokens now; call `pump` when that may change."""
 
     def __init__(
-        self, limits: AdmissionLimits, has_room: Callable[[], bool], clock: Callable[[], float] = time.monotonic
+        self, limits: AdmissionLimits, has_room: Callable[[int], bool], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._limits = limits
         self._has_room = has_room
@@ -89,9 +89,10 @@ class Admission:
     def pump(self) -> None:
         """Release whose turn it is, if the workers have room. One at a time: the next when that one is charged."""
         now = self._clock()
-        while self._released is None and self._queue and self._has_room():
-            place = self._queue.head()
+        while self._released is None and (place := self._queue.head()) is not None:
             assert isinstance(place, Place)
+            if not self._has_room(place.num_tokens):
+                break
             if now > place.latest:
                 self._queue.remove(place)
                 place.settle(self.too_late())

@@ -138,6 +138,19 @@ class Router(Generic[W]):
         decode_leg = Leg(decode, prompt.hashes(decode.info.block_size), 0, kv_tokens=kv_tokens)
         return Route(decode_leg, prompt.leg(prefillers[choice.prefill], 0), choice.ttft_ms)
 
+    def has_room(self, num_tokens: int) -> bool:
+        """Whether a prompt of so many tokens would start soon, so that it need not wait where its turn can be decided.
+
+        Where every prefill worker is busy, only one that the policy would prefill where it decodes.
+        """
+        decoders, prefillers = self._workers.decoders(), self._workers.prefillers()
+        if not any(worker.has_room for worker in decoders):
+            return False
+        if not prefillers or any(worker.has_room for worker in prefillers):
+            return True
+        choice = self._policy(Ask(num_tokens), Pool(decoders, _nothing), Pool(prefillers, _nothing))
+        return choice.prefill is None and decoders[choice.decode].has_room
+
     def charge(self, route: Route[RoutedWorker]) -> Charge:
         """Count the request as there, and its prefix as held there for a while: it is about to be sent."""
         for leg in route.legs:
@@ -152,6 +165,11 @@ class Router(Generic[W]):
             by_size = last.by_size
         self._last_prompt = _Prompt(request, self._index, by_size)
         return self._last_prompt
+
+
+def _nothing(block_size: int) -> dict[str, int]:
+    """Match no cache."""
+    return {}
 
 
 class _Prompt:

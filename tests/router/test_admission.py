@@ -19,7 +19,7 @@ class Desk:
     order: list[Place] = field(default_factory=list[Place])
 
     def __post_init__(self) -> None:
-        self.admission = Admission(self.limits, lambda: self.room > 0, lambda: self.now)
+        self.admission = Admission(self.limits, lambda num_tokens: self.room > 0, lambda: self.now)
 
     def serve(self, num: int = 1, *, seconds: float = 0.0, cached: float = 0.0) -> None:
         """Let `num` more requests go; each is charged, and has its first token `seconds` later."""
@@ -146,7 +146,7 @@ def test_a_request_whose_time_has_passed_is_refused_at_its_turn() -> None:
 
 
 async def test_the_time_to_wait_ends_by_itself() -> None:
-    admission = Admission(AdmissionLimits(max_wait_s=0.01), lambda: False)
+    admission = Admission(AdmissionLimits(max_wait_s=0.01), lambda num_tokens: False)
     (place,) = admission.enter([10])
     with pytest.raises(Overloaded, match="too long for its turn"):
         await place.wait()
