@@ -46,6 +46,7 @@ def make_app(service: Service, health: Health) -> FastAPI:
         *_model_routes(service),
         *_token_routes(service),
         *_operator_routes(service, health),
+        *status_routes(service),
     ]
     cors = Middleware(
         CORSMiddleware, allow_origins=service.config.cors_origins, allow_methods=["*"], allow_headers=["*"]
@@ -54,7 +55,7 @@ def make_app(service: Service, health: Health) -> FastAPI:
         title="Baton",
         docs_url=None,
         redoc_url=None,
-        routes=[*routes, *status_routes(service)],
+        routes=routes,
         middleware=[cors] if service.config.cors_origins else [],
         exception_handlers={HTTPException: _no_route, RouterError: _refused, Exception: _broken},
     )
