@@ -28,11 +28,8 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
 
-<<<<<<< HEAD
         self._routing = RoutingMetrics(registry)
 
-=======
->>>>>>> main
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"baton_gateway_{name}", text, labels, registry=registry)
 
