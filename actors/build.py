@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +14,7 @@ from threading import Thread
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from baton.actors.ceilings import Ceilings, measure_ceilings
 from baton.actors.config import WorkerConfig
 from baton.actors.engine.batch import Runner
 from baton.actors.engine.checkpoint import Checkpoint, build_model, open_checkpoint
@@ -28,6 +29,7 @@ from baton.actors.engine.runner import TorchRunner
 from baton.actors.engine.runner_ranks import follow
 from baton.actors.engine.vocabulary import load_vocabulary
 from baton.actors.engine.weights import Placement
+from baton.actors.engine.work import MeteredRunner, ModelCost, WorkDone
 from baton.actors.grammar_process import CompileLimits, CompilerSeat
 from baton.actors.grammars import Grammars, NoGrammars, WorkerGrammars
 from baton.actors.ranks import NoRanks, Ranks, Seat, start_ranks
@@ -53,6 +55,8 @@ class BuiltEngine:
     max_context: int
     ranks: Ranks = field(default_factory=NoRanks)  # the caller closes them
     grammars: Grammars = field(default_factory=NoGrammars)  # and these
+    work: WorkDone = field(default_factory=WorkDone)
+    ceilings: Ceilings | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +80,10 @@ def build_engine(config: WorkerConfig) -> BuiltEngine:
     ranks = start_ranks(config, _device(config, rank=0), follow_engine)
     try:
         placement = _placement(config, ranks.collective)
+        ceilings = measure_ceilings(placement.device, placement.dtype)  # before KV takes the memory
         model = _load(config, checkpoint, placement)
         version = "dummy" if config.load_format == "dummy" else weights_version(resolve_model(config.model))
-        return join_engine(config, model, placement, version, ranks)
+        return replace(join_engine(config, model, placement, version, ranks), ceilings=ceilings)
     except BaseException:
         ranks.close()
         raise
@@ -125,16 +130,17 @@ def join_engine(
     share = _share(config, model, placement, ranks.agree)
     overlap = placement.device.type == "cuda" if config.engine.overlap is None else config.engine.overlap
     num_blocks = share.kv.shape[0]
+    cost, work = ModelCost.of_model(model.config, placement.dtype.itemsize, config.tensor_parallel), WorkDone()
     engine = Engine(
         config.engine.model_copy(update={"overlap": overlap}),
-        ranks.lead(share.runner),
+        MeteredRunner(ranks.lead(share.runner), cost, work),
         num_blocks=num_blocks,
         max_context=max_context,
         eos_token_ids=frozenset(model.config.eos_ids),
     )
     layout = kv_layout(config, version, model.config, share.spec)
     grammars = WorkerGrammars(share.grammars, lambda: _compiler_seat(config, model.config))
-    return BuiltEngine(engine, share.kv, layout, num_blocks, max_context, ranks, grammars)
+    return BuiltEngine(engine, share.kv, layout, num_blocks, max_context, ranks, grammars, work)
 
 
 def _compiler_seat(config: WorkerConfig, model: ModelConfig) -> CompilerSeat:

@@ -10,6 +10,26 @@ from baton.actors.engine.config import EngineConfig
 from baton.transfer.config import TransferConfig
 
 
+class LogConfig(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal["json", "text"] = "json"
+    level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class TracingConfig(BaseModel):
+    """Where spans go. Without an endpoint there are none."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    otlp_endpoint: str | None = Field(
+        default=None, pattern=r"^https?://[^\s]+[^/\s]$", description="of a collector, e.g. http://127.0.0.1:4318"
+    )
+    sample: float = Field(
+        default=1.0, ge=0, le=1, description="share of the traces that begin here; a caller's is obeyed"
+    )
+
+
 class WorkerConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 

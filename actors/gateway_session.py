@@ -41,6 +41,11 @@ class GatewaySession:
         self._news = asyncio.Event()
         self._news.set()
 
+    @property
+    def has_outputs(self) -> bool:
+        """Something has not been sent yet."""
+        return bool(self._outputs)
+
     def add_output(self, output: Output) -> None:
         if output.finish is not None:
             self.request_ids.discard(output.request_id)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -24,6 +25,12 @@ class Moved:
     mover: str
 
 
+class Lap(NamedTuple):
+    name: str
+    start_s: float
+    end_s: float
+
+
 class Generation:
     """Mutable record, owned by the worker's asyncio loop."""
 
@@ -32,7 +39,8 @@ class Generation:
         self.sent: list[int] = []
         self._worker_id = worker_id
         self._clock = clock
-        self._mark = clock()  # start of the phase that runs now
+        self._mark = self.started = clock()  # start of the phase that runs now
+        self.laps: list[Lap] = []
         self._queue_s = self._prefill_s = self._handover_s = self._first_step_s = 0.0
         self._cached_tokens: int | None = None
         self._moved: Moved | None = None
@@ -62,32 +70,34 @@ class Generation:
     def on_prefilled(self, result: PrefillResult) -> Output:
         """The prefill worker's first token is here; its KV may still be under way."""
         self._queue_s, self._prefill_s = result.queue_s, result.prefill_s
-        self._mark = self._clock()
+        self._lap("prefill by peer")
         return self._output(Update(
             self.request_id, tokens=result.tokens, logprobs=result.logprobs, cached_tokens=result.cached_tokens
         ))  # fmt: skip
 
     def on_landed(self, moved: Moved) -> None:
         """All KV is in our blocks."""
-        self._handover_s = self._lap()
+        self._handover_s = self._lap("hand-over")
         self._moved = moved
         self._is_landed = True
 
     def on_update(self, update: Update) -> Output | None:
         """Engine news; None when the client need not hear of it."""
         if not update.tokens and update.finish is None:
-            self._queue_s = self._lap()  # first chunk scheduled
+            self._queue_s = self._lap("queue")  # first chunk scheduled
             return None
         if update.tokens and not self.sent:
-            self._prefill_s = self._lap()
+            self._prefill_s = self._lap("prefill")
         elif update.tokens and self._is_landed and not self._first_step_s:
-            self._first_step_s = self._lap()
+            self._first_step_s = self._lap("first step")
         return self._output(update)
 
-    def _lap(self) -> float:
-        now = self._clock()
-        lap, self._mark = now - self._mark, now
-        return lap
+    def _lap(self, name: str) -> float:
+        """End the phase that runs now; return how long it took."""
+        lap = Lap(name, self._mark, self._clock())
+        self._mark = lap.end_s
+        self.laps.append(lap)
+        return lap.end_s - lap.start_s
 
     def _output(self, update: Update) -> Output:
         is_first = self._cached_tokens is None

@@ -37,6 +37,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     mover: str
     metrics_address: str  # host:port of its Prometheus endpoint
     pid: int
+    version: str = ""  # of the weights: workers of different ones cannot hand over to each other
 
 
 # Gateway to worker.
@@ -154,8 +155,8 @@ class Worker(Protocol):
 
     def cancel(self, request_id: str) -> None: ...
 
-    async def drain(self) -> None:
-        """Refuse new work, return when the running work has ended."""
+    async def drain(self, wait_s: float) -> None:
+        """Refuse new work; let the running work end for `wait_s`, then hand it back to be gone on with elsewhere."""
         ...
 
     def info(self) -> WorkerInfo: ...

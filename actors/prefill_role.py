@@ -20,6 +20,7 @@ from baton.actors.grammars import CompilerLost, GrammarRefused, Grammars
 from baton.actors.messages import PrefillResult
 from baton.actors.metrics import WorkerMetrics
 from baton.actors.peer_session import PeerSession
+from baton.actors.spans import NoSpans, Spans
 from baton.actors.step_loop import StepLoop
 from baton.transfer.actions import CancelPrefill, Prefill, Release, Send, SourceAction, SourceBlock, Write
 from baton.transfer.layout import check_layout
@@ -41,12 +42,15 @@ class _Export:
     attempt: Attempt
     block_size: int  # the peer's
     opened: float
+    trace: str
     started: float = 0.0
     grammar: object = None  # held, so that the engine finds it
 
 
 class PrefillRole:
     """Serves every decode peer that opens a hand-over stream."""
+
+    spans: Spans = NoSpans()
 
     def __init__(
         self,
@@ -177,7 +181,7 @@ class PrefillRole:
             self._run(self._source.on_failed(attempt, "the prefill worker is draining"))
             return
         engine_id = attempt.name
-        self._exports[engine_id] = _Export(attempt, self._block_sizes[attempt.peer], time.monotonic())
+        self._exports[engine_id] = _Export(attempt, self._block_sizes[attempt.peer], time.monotonic(), request.trace)
         own = msgspec.structs.replace(request, id=engine_id)
         if not request.grammar:
             self._steps.post(lambda engine: engine.submit(own, export=True))
@@ -211,11 +215,14 @@ class PrefillRole:
         return source_blocks(update.blocks, self._block_size, export.block_size)
 
     def _result(self, export: _Export, update: Update) -> msgspec.Raw:
+        now = time.monotonic()
+        self.spans.record("queue", export.trace, export.opened, export.started)
+        self.spans.record("prefill", export.trace, export.started, now, cached_tokens=update.cached_tokens)
         result = PrefillResult(
             tokens=update.tokens,
             logprobs=update.logprobs,
             cached_tokens=update.cached_tokens,
             queue_s=export.started - export.opened,
-            prefill_s=time.monotonic() - export.started,
+            prefill_s=now - export.started,
         )
         return msgspec.Raw(rpc.encode(result))

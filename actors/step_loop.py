@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from baton.actors.engine.engine import Engine
 from baton.actors.engine.updates import BlockCounts, Update
-from baton.actors.messages import KVEvents
+from baton.actors.messages import KVEvents, Load
 from baton.actors.step_cost import StepCost
 from baton.actors.step_meter import StepMeter
 
@@ -41,6 +41,21 @@ class StepReport:
     prefill_share: float
     cost: StepCost | None
     step_s: float
+
+    def load(self, num_importing: int) -> Load:
+        """What the gateways are told of it."""
+        return Load(
+            num_running=self.num_running,
+            num_waiting=self.num_waiting,
+            num_importing=num_importing,
+            waiting_tokens=self.waiting_tokens,
+            waiting_context=self.waiting_context,
+            prefill_share=self.prefill_share,
+            blocks_free=self.counts.free,
+            blocks_cached=self.counts.cached,
+            blocks_held=self.counts.held,
+            cost=self.cost,
+        )
 
 
 class StepLoop:

@@ -11,7 +11,6 @@ import os
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 
 import grpc.aio
 import torch
@@ -26,10 +25,10 @@ from baton.actors.engine.updates import BlockCounts, Update
 from baton.actors.gateway_session import GatewaySession, KVView
 from baton.actors.generation import Generation, Moved
 from baton.actors.grammars import CompilerLost, GrammarRefused
+from baton.actors.live import Live, record_spans
 from baton.actors.messages import (
     Cancel,
     Frame,
-    Load,
     Output,
     PeerAddress,
     PrefillResult,
@@ -42,6 +41,8 @@ from baton.actors.messages import (
 from baton.actors.metrics import WorkerMetrics
 from baton.actors.peer_session import PeerRefused
 from baton.actors.prefill_role import PrefillRole
+from baton.actors.profiling import profile_steps
+from baton.actors.spans import NoSpans, Spans
 from baton.actors.step_loop import StepLoop, StepReport
 from baton.transfer.factory import MoverPlace, make_mover
 from baton.transfer.layout import LayoutMismatch
@@ -54,31 +55,15 @@ from baton.transfer.wire import Hello, Message, decode_message
 
 log = logging.getLogger(__name__)
 
-
-@dataclass(slots=True)
-class _Live:
-    """A request that this worker answers."""
-
-    generation: Generation
-    session: GatewaySession
-    fetch: asyncio.Task[None] | None = None
-    grammar: object = None  # held, so that the engine finds it
-    deadline: asyncio.TimerHandle | None = None
-
-    def end(self) -> None:
-        """Let go of what would still act for the request."""
-        self.session.request_ids.discard(self.generation.request_id)
-        if self.fetch is not None:
-            self.fetch.cancel()
-        if self.deadline is not None:
-            self.deadline.cancel()
+DRAIN_POLL_S = 0.05
 
 
 class Worker:
     """`start` first. `failed` ends with an exception when the worker cannot go on: its process should exit."""
 
     failed: asyncio.Future[None]
-    port = 0  # of the gRPC server; 0 = any free one. Set it before `start`
+    port = 0  # of the gRPC server; 0 = any free one. Set it before `start`, and `spans` too
+    spans: Spans = NoSpans()
 
     def __init__(
         self,
@@ -99,7 +84,7 @@ class Worker:
         self._fabric = fabric
         self._metrics = WorkerMetrics(worker_id)
         self._view = KVView()
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, Live] = {}
         self._sessions: set[GatewaySession] = set()
         self._is_draining = False
 
@@ -131,12 +116,13 @@ class Worker:
             self._steps.post(lambda _: torch.cuda.set_device(kv.device))  # the current device is a thread's own
         self._join_roles(mover_loop=MoverLoop(mover, self._on_completion, self._on_arrival, loop))
         self._metrics_address, self._close_metrics = self._metrics.serve(self._host, 0)
+        sides = {"prefill": self._prefill, "decode": self._decode}
+        self._metrics.watch(self._built.work, self._built.ceilings, self.info, sides)
         self._server = rpc.make_server({
             rpc.SERVE: (self._serve_gateway, rpc.decode_to_worker),
             rpc.HANDOVER: (self._serve_peer, decode_message),
         })  # fmt: skip
-        port = self._server.add_insecure_port(f"{self._host}:{self.port}")
-        self._address = f"{self._host}:{port}"
+        self._address = f"{self._host}:{self._server.add_insecure_port(f'{self._host}:{self.port}')}"
         self._steps.start()
         await self._server.start()
         watched = (self._tick(), self._mover.wait_ended(), self._built.ranks.wait_lost())
@@ -153,6 +139,7 @@ class Worker:
         target = HandoverTarget(beat_s=transfer.beat_s, stall_s=transfer.stall_s, hold_s=transfer.hold_s)
         self._mover = mover_loop
         self._prefill = PrefillRole(self._hello, self._steps, mover_loop, source, self._metrics, self._built.grammars)
+        self._prefill.spans = self.spans
         self._decode = DecodeRole(self._hello, self._steps, mover_loop, target, self)
 
     async def stop(self) -> None:
@@ -166,13 +153,26 @@ class Worker:
         await self._mover.close()
         await asyncio.to_thread(self._built.ranks.close)
         self._close_metrics()
+        await asyncio.to_thread(self.spans.close)
 
-    async def drain(self) -> None:
-        """Refuse new requests; return when those that run have ended."""
+    async def drain(self, wait_s: float) -> None:
+        """Refuse new requests; let those that run end for `wait_s`, then hand them back: others go on with them."""
         self._is_draining = True
         self._prefill.drain()
-        while self._live or len(self._prefill):
-            await asyncio.sleep(0.05)
+        deadline = time.monotonic() + wait_s
+        while (self._live or len(self._prefill)) and time.monotonic() < deadline:
+            await asyncio.sleep(DRAIN_POLL_S)
+        for request_id, live in list(self._live.items()):
+            self.cancel(request_id)
+            live.session.add_output(Output(request_id=request_id, finish="cancelled"))
+        while len(self._prefill) or any(session.has_outputs for session in self._sessions):
+            await asyncio.sleep(DRAIN_POLL_S)
+
+    def set_role(self, role: Role) -> None:
+        self.role = role
+
+    async def profile(self, seconds: float) -> bytes:
+        return await profile_steps(self._steps, seconds)
 
     def info(self) -> WorkerInfo:
         built = self._built
@@ -188,6 +188,7 @@ class Worker:
             mover=self._hello.memory.mover,
             metrics_address=self._metrics_address,
             pid=os.getpid(),
+            version=built.layout.weights_version,
         )
 
     async def counts(self) -> BlockCounts:
@@ -257,7 +258,7 @@ class Worker:
             error = f"request id {request.id!r} is already live on worker {self.worker_id}: ids must be fresh"
             session.add_output(Output(request_id=request.id, finish="error", error=error))
             return
-        live = self._live[request.id] = _Live(Generation(submit, self.worker_id, time.monotonic), session)
+        live = self._live[request.id] = Live(Generation(submit, self.worker_id, time.monotonic), session)
         session.request_ids.add(request.id)
         if request.deadline_s is not None:
             loop = asyncio.get_running_loop()
@@ -267,7 +268,7 @@ class Worker:
         else:
             self._start(live)
 
-    async def _start_constrained(self, live: _Live) -> None:
+    async def _start_constrained(self, live: Live) -> None:
         request = live.generation.submit.request
         try:
             live.grammar = await self._built.grammars.compiled(request.grammar)
@@ -277,11 +278,9 @@ class Worker:
         else:
             self._start(live)
 
-    def _start(self, live: _Live) -> None:
+    def _start(self, live: Live) -> None:
         submit, request = live.generation.submit, live.generation.submit.request
-        # What is asked about a prompt is found where it is computed, and does not travel.
-        is_own = submit.prefill is None or submit.prefill.incarnation == self.incarnation or request.prompt is not None
-        if submit.prefill is None or is_own:
+        if submit.prefill is None or submit.prefill.incarnation == self.incarnation:
             self._steps.post(lambda engine: engine.submit(request))
         else:
             live.fetch = asyncio.create_task(self._fetch(submit, submit.prefill))
@@ -305,18 +304,19 @@ class Worker:
         self._decode.cancel(request_id)
         self._steps.post(lambda engine: engine.cancel(request_id))
 
-    def _expire(self, live: _Live, deadline_s: float) -> None:
+    def _expire(self, live: Live, deadline_s: float) -> None:
         request_id = live.generation.request_id
         self.cancel(request_id)
         error = f"deadline_s = {deadline_s:g} s of the request is over; allow more, or ask for fewer tokens"
         live.session.add_output(Output(request_id=request_id, finish="error", error=error))
 
-    def _emit(self, live: _Live, output: Output) -> None:
+    def _emit(self, live: Live, output: Output) -> None:
         live.session.add_output(output)
         if output.finish is not None:
             del self._live[output.request_id]
             live.end()
             self._metrics.on_phases(live.generation.times)
+            record_spans(self.spans, live.generation, output)
 
     # News from the hand-overs, the engine and the mover.
 
@@ -343,18 +343,7 @@ class Worker:
                 self._on_update(update)
         self._metrics.on_report(report)
         self._view.apply(report.events)
-        load = Load(
-            num_running=report.num_running,
-            num_waiting=report.num_waiting,
-            num_importing=len(self._decode),
-            waiting_tokens=report.waiting_tokens,
-            waiting_context=report.waiting_context,
-            prefill_share=report.prefill_share,
-            blocks_free=report.counts.free,
-            blocks_cached=report.counts.cached,
-            blocks_held=report.counts.held,
-            cost=report.cost,
-        )
+        load = report.load(len(self._decode))
         for session in self._sessions:
             session.add_state(load, report.events)
         self._decode.on_step()
@@ -389,9 +378,14 @@ class Worker:
             self._on_failure(error)
 
     @property
+    def busy_s(self) -> float:
+        """How long the engine has been at its present step."""
+        return self._steps.busy_s
+
+    @property
     def _is_stuck(self) -> bool:
         """The engine's thread hangs: whoever takes signs of life for life must not see any."""
-        return self._steps.busy_s > self._config.transfer.stall_s
+        return self.busy_s > self._config.transfer.stall_s
 
     async def _tick(self) -> None:
         while True:

@@ -12,6 +12,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from baton.actors.engine.model_reference import ModelNotFoundError
+from baton.cluster import cli_operate
 from baton.cluster.bench.command import BenchOptions, bench
 from baton.cluster.cli_options import takes
 from baton.cluster.errors import ClusterError
@@ -42,6 +43,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Serve large language models with prefill and decode on separate workers.",
 )
+
+cli_operate.register(app)
 
 MaxTokens = Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")]
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Self, cast, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from baton.actors.config import WorkerConfig
+from baton.actors.config import LogConfig, TracingConfig, WorkerConfig
 from baton.actors.messages import Role
 from baton.cluster.errors import ConfigError
 from baton.router.config import RouterConfig
@@ -32,7 +32,7 @@ class PoolConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    replicas: int = Field(default=1, ge=1)
+    replicas: int = Field(default=1, ge=0)  # 0: a pool that workers of others may join later
     num_cpus: float = Field(default=1.0, gt=0)  # of each rank of a worker: there are worker.tensor_parallel
     num_gpus: float = Field(default=0.0, ge=0)  # likewise
     worker: WorkerConfig
@@ -60,13 +60,26 @@ class HealthConfig(BaseModel):
 
     poll_s: Seconds = 0.5
     silence_s: Seconds = 10.0  # a process that answers no probe for this long gets no new requests
+    stuck_s: Seconds = 120.0  # one that is silent, or computes at one step, for this long is killed and started anew
     stop_timeout_s: Seconds = 10.0  # for one process to stop by itself before it is killed
+    drain_s: Annotated[float, Field(ge=0)] = 30.0  # a draining worker's requests may end; then others go on with them
+    backoff_max_s: Seconds = 60.0  # a process that dies again and again is started after 0, 1, 2, 4 ... s, at most this
+    stable_s: Seconds = 60.0  # one that has served for so long is forgiven its deaths
 
     @model_validator(mode="after")
     def _silence_outlasts_polls(self) -> Self:
         if self.silence_s < 3 * self.poll_s:
             raise ValueError(f"silence_s = {self.silence_s} must be at least 3 * poll_s = {3 * self.poll_s}")
         return self
+
+
+class ControllerConfig(BaseModel):
+    """Where the controller answers /metrics, /targets (Prometheus's HTTP service discovery) and /status."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host: str = LOOPBACK
+    port: int = Field(default=0, ge=0, le=65535)  # 0 = any free port
 
 
 class WorkerSpec(BaseModel):
@@ -80,16 +93,24 @@ class WorkerSpec(BaseModel):
     num_cpus: float
     num_gpus: float
     config: WorkerConfig
+    logs: LogConfig = LogConfig()
+    tracing: TracingConfig = TracingConfig()
+    generation: int = 0  # counts the restarts that an operator asked for
 
 
 class ClusterConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    name: str = Field(default="baton", pattern=r"^[a-z0-9-]{1,40}$")  # several clusters may share one Ray
     worker: WorkerConfig  # of every worker, where its pool does not say otherwise
     pools: dict[Role, PoolConfig]
+    gateways: int = Field(default=1, ge=1, le=64)  # each on the next port, from router.port
     router: RouterConfig = RouterConfig()
     ray: RayConfig = RayConfig()
     health: HealthConfig = HealthConfig()
+    controller: ControllerConfig = ControllerConfig()
+    logs: LogConfig = LogConfig()
+    tracing: TracingConfig = TracingConfig()
 
     @model_validator(mode="before")
     @classmethod
@@ -104,7 +125,7 @@ class ClusterConfig(BaseModel):
 
     @model_validator(mode="after")
     def _pools_work_together(self) -> Self:
-        roles = set(self.pools)
+        roles = {role for role, pool in self.pools.items() if pool.replicas}
         if not roles & {"decode", "both"}:
             raise ValueError("pools: nobody decodes; add a pool named decode or both")
         if roles == {"decode"}:
@@ -128,17 +149,28 @@ class ClusterConfig(BaseModel):
 
     def worker_specs(self) -> tuple[WorkerSpec, ...]:
         return tuple(
-            WorkerSpec(
-                worker_id=f"{role}-{index}",
-                role=role,
-                host=LOOPBACK if self.ray.address == LOCAL else None,
-                num_cpus=pool.num_cpus * pool.worker.tensor_parallel,
-                num_gpus=pool.num_gpus * pool.worker.tensor_parallel,
-                config=pool.worker,
-            )
+            self.worker_spec(f"{role}-{index}", role)
             for role, pool in self.pools.items()
             for index in range(pool.replicas)
         )
+
+    def worker_spec(self, worker_id: str, role: Role) -> WorkerSpec:
+        pool = self.pools[role]
+        return WorkerSpec(
+            worker_id=worker_id,
+            role=role,
+            host=LOOPBACK if self.ray.address == LOCAL else None,
+            num_cpus=pool.num_cpus * pool.worker.tensor_parallel,
+            num_gpus=pool.num_gpus * pool.worker.tensor_parallel,
+            config=pool.worker,
+            logs=self.logs,
+            tracing=self.tracing,
+        )
+
+    def gateway_router(self, index: int) -> RouterConfig:
+        """Return the settings of one of the gateways."""
+        port = self.router.port
+        return self.router if port == 0 else self.router.model_copy(update={"port": port + index})
 
 
 def _overlaid(below: object, above: object) -> object:

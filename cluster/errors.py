@@ -6,6 +6,7 @@ ClusterError
 ├── MissingPackageError   an optional package is needed by this configuration
 ├── ResourcesShortError   the Ray cluster cannot hold the wanted workers, now or at all
 ├── StartError            a worker or gateway did not come up
+├── OperationRefusedError the running cluster cannot do what the operator asks
 └── ProcessLostError      a worker or gateway does not answer; raised and handled inside this folder
 """
 
@@ -37,6 +38,10 @@ class StartError(ClusterError):
         super().__init__(f"{process} did not start: {problem}")
         self.process = process
         self.problem = problem
+
+
+class OperationRefusedError(ClusterError):
+    """The message says what cannot be done and what can."""
 
 
 class RequestFailedError(ClusterError):

@@ -35,6 +35,53 @@ class Bundle:
         )
 
 
+def host_of_this_node() -> str:
+    """Return the address by which Ray's other nodes reach this one."""
+    import ray.util
+
+    return ray.util.get_node_ip_address()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    id: str
+    resources: Mapping[str, float]  # all it has
+
+
+class Spread:
+    """Chooses a node for each worker, so that the loss of one takes a small part of every pool.
+
+    That also puts prefill beside decode, where blocks travel fastest. It knows only its own workers: what it says is
+    a wish, and Ray decides.
+    """
+
+    def __init__(self) -> None:
+        self._placed: dict[str, tuple[str, str, Bundle]] = {}  # worker -> node, pool, what it takes there
+
+    def choose(self, worker_id: str, pool: str, bundle: Bundle, nodes: Sequence[Node]) -> str | None:
+        """Take the node with room that has the fewest of the pool, then of all; None where none seems to have room."""
+        roomy = [node for node in nodes if self._has_room(node, bundle)]
+        if not roomy:
+            return None
+        chosen = min(roomy, key=lambda node: (self._count(node.id, pool), self._count(node.id), node.id)).id
+        self._placed[worker_id] = (chosen, pool, bundle)
+        return chosen
+
+    def forget(self, worker_id: str) -> None:
+        self._placed.pop(worker_id, None)
+
+    def _count(self, node_id: str, pool: str | None = None) -> int:
+        return sum(node == node_id and pool in (None, its_pool) for node, its_pool, _ in self._placed.values())
+
+    def _has_room(self, node: Node, bundle: Bundle) -> bool:
+        taken = [theirs for its_node, _, theirs in self._placed.values() if its_node == node.id]
+        left = {
+            name: amount - sum(theirs.resources().get(name, 0.0) for theirs in taken)
+            for name, amount in node.resources.items()
+        }
+        return bundle.num_fitting(left) > 0
+
+
 def check_fits(wanted: Sequence[Bundle], nodes: Sequence[Mapping[str, float]]) -> None:
     """Raise ResourcesShortError if `wanted` can never be placed on `nodes` (each node's total resources)."""
     for bundle, count in Counter(wanted).items():

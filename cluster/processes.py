@@ -1,7 +1,6 @@
 """How the supervisor sees the processes it watches, and whoever starts them: protocols, so that tests need no Ray.
 
-Every call may raise ProcessLostError. A process is identified by its `boot`, a random id per operating-system process:
-a restarted one answers under the same name with another boot.
+Every call may raise ProcessLostError. A process that has ended never comes back: its successor is another object.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from baton.actors.engine.updates import BlockCounts
-from baton.actors.messages import WorkerInfo
+from baton.actors.messages import Role, WorkerInfo
 from baton.cluster.config import WorkerSpec
 
 T_co = TypeVar("T_co", covariant=True)
@@ -21,9 +20,9 @@ T_co = TypeVar("T_co", covariant=True)
 class Life(Generic[T_co]):
     """One answer to a probe. Still starting when both `ready` and `failure` are None."""
 
-    boot: str
     ready: T_co | None = None
-    failure: str | None = None  # why the last try to start failed; the next probe tries again
+    failure: str | None = None  # why the start failed: this process will not serve any more
+    busy_s: float = 0.0  # how long the step that computes now has been computing
 
 
 class Process(Protocol[T_co]):
@@ -31,11 +30,15 @@ class Process(Protocol[T_co]):
     def name(self) -> str: ...
 
     async def probe(self) -> Life[T_co]:
-        """Answer at once, whatever the process is busy with; the first probe of a life begins its start."""
+        """Answer at once, whatever the process is busy with; the first probe begins its start."""
         ...
 
     async def stop(self) -> None:
-        """End what the process does, in order; the process itself ends with `Launcher.close`."""
+        """End what the process does, in order; the process itself ends with `kill`."""
+        ...
+
+    async def kill(self) -> None:
+        """End the process, and return once it is known to have ended, or when nobody can tell any more."""
         ...
 
 
@@ -43,6 +46,16 @@ class WorkerProcess(Process[WorkerInfo], Protocol):
     async def peer_dead(self, incarnation: str) -> None: ...
 
     async def counts(self) -> BlockCounts: ...
+
+    async def drain(self, wait_s: float) -> None:
+        """Take no new requests; let the running ones end for `wait_s`, then hand them back to their gateways."""
+        ...
+
+    async def set_role(self, role: Role) -> WorkerInfo: ...
+
+    async def profile(self, seconds: float) -> bytes:
+        """Record what the engine does meanwhile; return a gzipped Chrome trace."""
+        ...
 
 
 class GatewayProcess(Process[str], Protocol):
@@ -52,18 +65,51 @@ class GatewayProcess(Process[str], Protocol):
 
 
 class Launcher(Protocol):
-    """Places and starts processes that are restarted when they die, until `close`."""
+    """Reserves places and starts processes in them. A process that dies stays dead until it is launched again."""
 
     async def place(self, specs: Sequence[WorkerSpec]) -> None:
-        """Reserve room for every worker, or raise ResourcesShortError with nothing reserved."""
+        """Reserve room for every worker that has none yet, or raise ResourcesShortError with nothing more reserved."""
         ...
 
     def launch_worker(self, spec: WorkerSpec) -> WorkerProcess:
         """Start a placed worker; its probes tell how that goes."""
         ...
 
-    def launch_gateway(self) -> GatewayProcess: ...
+    def launch_gateway(self, index: int) -> GatewayProcess: ...
+
+    def find_worker(self, spec: WorkerSpec) -> WorkerProcess | None:
+        """Return the worker if a controller before this one has left it running."""
+        ...
+
+    def find_gateway(self, index: int) -> GatewayProcess | None: ...
+
+    def release(self, worker_id: str) -> None:
+        """Give a dead worker's reservation back."""
+        ...
 
     async def close(self) -> None:
         """Kill every process and give every reservation back. Idempotent."""
         ...
+
+
+class Store(Protocol):
+    """Keeps the controller's knowledge for the one that follows it."""
+
+    def load(self) -> bytes | None: ...
+
+    def save(self, state: bytes) -> None: ...
+
+    def clear(self) -> None: ...
+
+
+class NoStore:
+    """For a supervisor whose processes end with it."""
+
+    def load(self) -> bytes | None:
+        return None
+
+    def save(self, state: bytes) -> None:
+        pass
+
+    def clear(self) -> None:
+        pass

@@ -9,6 +9,7 @@ Only configs, addresses, health and membership pass through Ray; tokens and KV n
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
@@ -17,22 +18,30 @@ from typing import Any, Generic, TypeVar
 
 import ray
 from ray.exceptions import ActorDiedError, RayActorError
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    get_placement_group,
+    placement_group,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from baton.actors.engine.updates import BlockCounts
-from baton.actors.messages import WorkerInfo
+from baton.actors.messages import Role, WorkerInfo
 from baton.cluster.config import LOCAL, ClusterConfig, WorkerSpec
 from baton.cluster.errors import ProcessLostError, ResourcesShortError, StartError
 from baton.cluster.gateway_actor import GatewayActor, GatewayBuilder, build_gateway
-from baton.cluster.placement import Bundle, check_fits, describe_bundles, describe_nodes
+from baton.cluster.placement import Bundle, Node, Spread, check_fits, describe_bundles, describe_nodes
 from baton.cluster.processes import GatewayProcess, Life, WorkerProcess
 from baton.cluster.worker_actor import WorkerActor, WorkerBuilder, build_worker
 
 T = TypeVar("T")
 
+NAMESPACE = "baton"
+DEATH_POLL_S = 0.05
 RESERVE_SLICE_S = 0.5  # how long a cancelled bring-up may hang in Ray
-FOR_EVER = {"max_restarts": -1, "max_task_retries": 0}  # a lost call is asked again by the supervisor, never by Ray
+DEATH_S = 10.0  # how long a killed process may take to be known dead
+ONCE = {"max_restarts": 0, "max_task_retries": 0}  # what is lost is begun again by the supervisor, never by Ray
 
 
 class RayProcess(Generic[T]):
@@ -52,6 +61,20 @@ class RayProcess(Generic[T]):
     async def stop(self) -> None:
         await self._ask(self._actor.stop.remote())
 
+    async def kill(self) -> None:
+        ray.kill(self._actor, no_restart=True)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DEATH_S):
+                while not await self._is_dead():
+                    await asyncio.sleep(DEATH_POLL_S)
+
+    async def _is_dead(self) -> bool:
+        try:
+            await self.probe()
+        except ProcessLostError as lost:
+            return lost.certain
+        return False
+
 
 class RayWorker(RayProcess[WorkerInfo]):
     async def peer_dead(self, incarnation: str) -> None:
@@ -60,6 +83,15 @@ class RayWorker(RayProcess[WorkerInfo]):
     async def counts(self) -> BlockCounts:
         return await self._ask(self._actor.counts.remote())
 
+    async def drain(self, wait_s: float) -> None:
+        await self._ask(self._actor.drain.remote(wait_s))
+
+    async def set_role(self, role: Role) -> WorkerInfo:
+        return await self._ask(self._actor.set_role.remote(role))
+
+    async def profile(self, seconds: float) -> bytes:
+        return await self._ask(self._actor.profile.remote(seconds))
+
 
 class RayGateway(RayProcess[str]):
     async def set_workers(self, workers: list[WorkerInfo]) -> None:
@@ -67,7 +99,11 @@ class RayGateway(RayProcess[str]):
 
 
 class RayLauncher:
-    """See `Launcher`. Uses the Ray that this process is already connected to, if any, and leaves that one running."""
+    """See `Launcher`. Uses the Ray that this process is already connected to, if any, and leaves that one running.
+
+    `detached` processes outlive this one: another launcher with the same cluster name finds them. The others end with
+    the process that launched them.
+    """
 
     def __init__(
         self,
@@ -76,48 +112,50 @@ class RayLauncher:
         worker: WorkerBuilder = build_worker,
         gateway: GatewayBuilder = build_gateway,
         log_to_driver: bool = False,
+        detached: bool = False,
     ) -> None:
         self._config = config
         self._build_worker = worker
         self._build_gateway = gateway
         self._log_to_driver = log_to_driver
+        self._lifetime = "detached" if detached else None
         self._started_ray = False
         self._groups: dict[str, PlacementGroup] = {}
-        self._actors: list[Any] = []
+        self._spread = Spread()
+        self._actors: dict[str, Any] = {}
+
+    def connect(self) -> None:
+        """Join Ray, or start it, once for the whole process."""
+        self._started_ray |= connect(self._config, log_to_driver=self._log_to_driver)
 
     async def place(self, specs: Sequence[WorkerSpec]) -> None:
         self.connect()
-        bundles = [Bundle(spec.num_cpus, spec.num_gpus) for spec in specs]
+        new = [spec for spec in specs if spec.worker_id not in self._groups]
+        bundles = [Bundle(spec.num_cpus, spec.num_gpus) for spec in new]
         check_fits(bundles, _nodes())
         try:
-            for spec, bundle in zip(specs, bundles, strict=True):
-                self._groups[spec.worker_id] = placement_group([bundle.resources()], name=f"baton-{spec.worker_id}")
-            await self._until_reserved(bundles)
+            for spec, bundle in zip(new, bundles, strict=True):
+                self._groups[spec.worker_id] = self._reserve(spec, bundle)
+            await self._until_reserved([self._groups[spec.worker_id] for spec in new], bundles)
         except BaseException:
-            self._release()
+            for spec in new:
+                self.release(spec.worker_id)
             raise
 
-    def connect(self) -> None:
-        """Join Ray, or start it; blocks for seconds, and takes SIGTERM over as Ray does. Idempotent."""
-        if ray.is_initialized():
-            return
-        settings = self._config.ray
-        common: dict[str, Any] = {"log_to_driver": self._log_to_driver, "logging_level": logging.ERROR}
-        if settings.address == LOCAL:
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a local server reports to nobody unasked
-            store = settings.object_store_bytes
-            ray.init(address="local", include_dashboard=False, object_store_memory=store, **common)
-        else:
-            try:
-                ray.init(address=settings.address, **common)
-            except ConnectionError as error:
-                fix = "start one with 'ray start --head', or set ray.address to local"
-                raise StartError("Ray", f"no cluster answers at {settings.address!r}; {fix}") from error
-        self._started_ray = True
+    def _reserve(self, spec: WorkerSpec, bundle: Bundle) -> PlacementGroup:
+        alive: list[dict[str, Any]] = [node for node in ray.nodes() if node["Alive"]]
+        nodes = [Node(node["NodeID"], node["Resources"]) for node in alive]
+        return placement_group(
+            [bundle.resources()],
+            strategy="STRICT_PACK",  # of one bundle; Ray takes a wish for a node with no other strategy
+            name=self._group_name(spec.worker_id),
+            lifetime=self._lifetime,
+            _soft_target_node_id=self._spread.choose(spec.worker_id, spec.role, bundle, nodes),
+        )
 
-    async def _until_reserved(self, bundles: Sequence[Bundle]) -> None:
+    async def _until_reserved(self, groups: Sequence[PlacementGroup], bundles: Sequence[Bundle]) -> None:
         deadline = time.monotonic() + self._config.ray.placement_timeout_s
-        pending = list(self._groups.values())
+        pending = list(groups)
         while pending := [group for group in pending if not await asyncio.to_thread(group.wait, RESERVE_SLICE_S)]:
             if time.monotonic() > deadline:
                 free = Bundle(*(ray.available_resources().get(name, 0.0) for name in ("CPU", "GPU")))
@@ -129,31 +167,85 @@ class RayLauncher:
 
     def launch_worker(self, spec: WorkerSpec) -> WorkerProcess:
         place = PlacementGroupSchedulingStrategy(self._groups[spec.worker_id], placement_group_bundle_index=0)
-        actor = self._launch(WorkerActor, place, spec.num_cpus, spec.num_gpus).remote(spec, self._build_worker)
-        self._actors.append(actor)
+        options = self._options(spec.worker_id, place, spec.num_cpus, spec.num_gpus)
+        actor = ray.remote(WorkerActor).options(**options).remote(spec, self._build_worker)
+        self._actors[spec.worker_id] = actor
         return RayWorker(spec.worker_id, actor)
 
-    def launch_gateway(self) -> GatewayProcess:
-        # Beside the command that serves: its port is where the operator expects it.
+    def launch_gateway(self, index: int) -> GatewayProcess:
+        # Beside the command or controller that serves: its port is where the operator expects it.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        actor = self._launch(GatewayActor, here, 0, 0).remote(self._config, self._build_gateway)
-        self._actors.append(actor)
-        return RayGateway("gateway", actor)
+        name = f"gateway-{index}"
+        actor = ray.remote(GatewayActor).options(**self._options(name, here, 0, 0))
+        self._actors[name] = actor.remote(self._config, index, self._build_gateway)
+        return RayGateway(name, self._actors[name])
 
-    def _launch(self, actor: type, place: object, num_cpus: float, num_gpus: float) -> Any:
-        return ray.remote(actor).options(num_cpus=num_cpus, num_gpus=num_gpus, scheduling_strategy=place, **FOR_EVER)
+    def _options(self, name: str, place: object, num_cpus: float, num_gpus: float) -> dict[str, Any]:
+        found = {"name": self._actor_name(name), "lifetime": self._lifetime, "namespace": NAMESPACE}
+        where = {"num_cpus": num_cpus, "num_gpus": num_gpus, "scheduling_strategy": place}
+        return where | ONCE | (found if self._lifetime else {})
+
+    def find_worker(self, spec: WorkerSpec) -> WorkerProcess | None:
+        try:
+            self._groups[spec.worker_id] = get_placement_group(self._group_name(spec.worker_id))
+        except ValueError:
+            return None
+        actor = self._find(spec.worker_id)
+        return None if actor is None else RayWorker(spec.worker_id, actor)
+
+    def find_gateway(self, index: int) -> GatewayProcess | None:
+        actor = self._find(f"gateway-{index}")
+        return None if actor is None else RayGateway(f"gateway-{index}", actor)
+
+    def _find(self, name: str) -> Any | None:
+        try:
+            self._actors[name] = ray.get_actor(self._actor_name(name), namespace=NAMESPACE)
+        except ValueError:
+            return None
+        return self._actors[name]
+
+    def _actor_name(self, name: str) -> str:
+        return f"{self._config.name}/{name}"
+
+    def _group_name(self, worker_id: str) -> str:
+        return f"{self._config.name}-{worker_id}"
+
+    def release(self, worker_id: str) -> None:
+        self._spread.forget(worker_id)
+        if (group := self._groups.pop(worker_id, None)) is not None:
+            remove_placement_group(group)
 
     async def close(self) -> None:
         while self._actors:
-            ray.kill(self._actors.pop(), no_restart=True)
-        self._release()
+            ray.kill(self._actors.popitem()[1], no_restart=True)
+        for name in list(self._groups):
+            self.release(name)
         if self._started_ray:
             self._started_ray = False
             ray.shutdown()
 
-    def _release(self) -> None:
-        while self._groups:
-            remove_placement_group(self._groups.popitem()[1])
+
+def connect(config: ClusterConfig, *, log_to_driver: bool = False) -> bool:
+    """Join Ray, or start it; blocks for seconds, and takes SIGTERM over as Ray does. False if that was done before."""
+    if ray.is_initialized():
+        return False
+    settings = config.ray
+    common: dict[str, Any] = {
+        "log_to_driver": log_to_driver,
+        "logging_level": logging.ERROR,
+        "namespace": NAMESPACE,
+    }
+    if settings.address == LOCAL:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a local server reports to nobody unasked
+        store = settings.object_store_bytes
+        ray.init(address="local", include_dashboard=False, object_store_memory=store, **common)
+        return True
+    try:
+        ray.init(address=settings.address, **common)
+    except ConnectionError as error:
+        fix = "start one with 'ray start --head', or set ray.address to local"
+        raise StartError("Ray", f"no cluster answers at {settings.address!r}; {fix}") from error
+    return True
 
 
 def _nodes() -> list[dict[str, float]]:

@@ -11,8 +11,9 @@ from rich.console import Console
 
 from baton.actors.engine.model_reference import resolve_model
 from baton.cluster.config import LOCAL, ClusterConfig
+from baton.cluster.controller import Controller, controlled
 from baton.cluster.ray_launcher import RayLauncher
-from baton.cluster.supervisor import Status, Supervisor, supervised
+from baton.cluster.watched import ProcessStatus
 
 messages = Console(stderr=True, highlight=False)
 
@@ -24,12 +25,12 @@ async def serving(config: ClusterConfig, launcher: RayLauncher) -> AsyncGenerato
         resolve_model(config.worker.model)  # says what is missing before Ray takes its seconds to start
     with messages.status("starting Ray") as progress:
 
-        def show(statuses: tuple[Status, ...]) -> None:
+        def show(statuses: tuple[ProcessStatus, ...]) -> None:
             progress.update("  ".join(f"{status.name} [bold]{status.state}[/bold]" for status in statuses))
 
         launcher.connect()
         with _cancelled_by_sigterm():
-            async with supervised(Supervisor(config, launcher, on_change=show)) as address:
+            async with controlled(Controller(config, launcher, on_change=show)) as address:
                 progress.stop()
                 yield address
 

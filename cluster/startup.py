@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
-from uuid import uuid4
 
 from baton.cluster.processes import Life
 
@@ -13,11 +12,10 @@ T = TypeVar("T")
 
 
 class Startup(Generic[T]):
-    """Lives as long as its process; a failed start is reported once and tried again by the probe after."""
+    """Lives as long as its process. A failed start stays failed: the supervisor begins another process."""
 
     def __init__(self, start: Callable[[], Awaitable[T]]) -> None:
         self._start = start
-        self._boot = uuid4().hex
         self._task: asyncio.Future[T] | None = None
 
     def probe(self) -> Life[T]:
@@ -25,12 +23,9 @@ class Startup(Generic[T]):
         if self._task is None:
             self._task = asyncio.ensure_future(self._start())
         if not self._task.done():
-            return Life(self._boot)
+            return Life()
         error = self._task.exception()
-        if error is None:
-            return Life(self._boot, ready=self._task.result())
-        self._task = None
-        return Life(self._boot, failure=f"{type(error).__name__}: {error}")
+        return Life(ready=self._task.result()) if error is None else Life(failure=f"{type(error).__name__}: {error}")
 
     async def cancel(self) -> None:
         """Give up a start that has not ended; what is ready stays ready."""

@@ -1,7 +1,8 @@
-"""Brings a cluster up, keeps gateways and workers told who is alive, and takes it all down again.
+"""Makes a cluster what its operator wants it to be, and keeps gateways and workers told who is alive.
 
-Level-triggered: each tick compares what the processes say with what gateways and peers have been told, and tells the
-difference again until it is acknowledged. So a lost call, a restarted gateway and a restarted worker are one case.
+Level-triggered: each tick compares what is wanted with what the processes say, and what they say with what gateways
+and peers have been told, and does something about the difference again until it is gone. So a lost call, a dead
+process, a larger pool and the controller's own restart are one case.
 """
 
 from __future__ import annotations
@@ -9,16 +10,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from baton.actors.engine.updates import BlockCounts
 from baton.actors.messages import WorkerInfo
-from baton.cluster.config import ClusterConfig
+from baton.cluster.changes import Changes
+from baton.cluster.desired import Desired
 from baton.cluster.errors import ProcessLostError, StartError
-from baton.cluster.processes import GatewayProcess, Launcher, WorkerProcess
-from baton.cluster.tracking import State, Tracked
+from baton.cluster.memory import Memory
+from baton.cluster.processes import Launcher, NoStore, Store
+from baton.cluster.watched import ProcessStatus, WatchedGateway, WatchedWorker
 
 logger = logging.getLogger(__name__)
 
@@ -37,59 +40,78 @@ class SystemClock:
         await asyncio.sleep(seconds)
 
 
-class Status(NamedTuple):
-    name: str
-    state: State
-
-
-class WatchedWorker(Tracked[WorkerInfo]):
-    def __init__(self, process: WorkerProcess, *, now_s: float) -> None:
-        super().__init__(process, now_s=now_s)
-        self.process = process
-        self.obituaries: set[str] = set()  # incarnations of dead peers that this worker has not acknowledged yet
-
-
-class WatchedGateway(Tracked[str]):
-    def __init__(self, process: GatewayProcess, *, now_s: float) -> None:
-        super().__init__(process, now_s=now_s)
-        self.process = process
-        self.told: tuple[str | None, list[WorkerInfo]] | None = None  # boot and workers of the last acknowledged call
-
-
-Listener = Callable[[tuple[Status, ...]], None]
+Listener = Callable[[tuple[ProcessStatus, ...]], None]
 
 
 class Supervisor:
+    """`start` or `resume`, then `run`, at last `stop` or `leave`. `desired` may be replaced at any time."""
+
     def __init__(
         self,
-        config: ClusterConfig,
+        desired: Desired,
         launcher: Launcher,
         *,
+        store: Store | None = None,
         clock: Clock | None = None,
         on_change: Listener = lambda statuses: None,
     ) -> None:
-        self._config = config
+        self.desired = desired
+        self._config = desired.config  # health, router and gateways of a running cluster do not change
+        self._health = desired.config.health
         self._launcher = launcher
         self._clock = clock or SystemClock()
         self._on_change = on_change
+        self._memory = Memory(store or NoStore())
         self._workers: list[WatchedWorker] = []
-        self._gateway: WatchedGateway | None = None
-        self._reported: tuple[Status, ...] = ()
+        self._gateways: list[WatchedGateway] = []
+        self._reported: tuple[ProcessStatus, ...] = ()
+        self._changes = Changes(launcher, self._health, self._tell_gateways, self._record_death, self._clock.now_s)
+
+    # Life.
 
     async def start(self) -> str:
-        """Return the gateway's address once every worker serves; leave nothing behind on failure."""
+        """Return the first gateway's address once every process serves; leave nothing behind on failure."""
         try:
-            await self._launcher.place(self._config.worker_specs())
+            await self._launcher.place(self.desired.workers)
             now_s = self._clock.now_s()
-            for spec in self._config.worker_specs():
-                self._workers.append(WatchedWorker(self._launcher.launch_worker(spec), now_s=now_s))
-            self._gateway = WatchedGateway(self._launcher.launch_gateway(), now_s=now_s)
-            return await self._until_serving(self._gateway)
+            self._workers = [WatchedWorker(spec, self._health, now_s=now_s) for spec in self.desired.workers]
+            for worker in self._workers:
+                worker.is_placed = True
+            self._gateways = self._new_gateways(now_s)
+            return await self._until_serving()
         except BaseException:
             await self.stop()
             raise
 
-    async def _until_serving(self, gateway: WatchedGateway) -> str:
+    def resume(self) -> bool:
+        """Go on where a controller before this one has ended; False if there was none."""
+        state = self._memory.recall()
+        if state is None:
+            return False
+        self.desired = state.desired
+        now_s = self._clock.now_s()
+        for known in state.workers:
+            worker = WatchedWorker(known.spec, self._health, now_s=now_s)
+            self._workers.append(worker)
+            process = self._launcher.find_worker(known.spec)
+            worker.is_placed = process is not None
+            if process is not None:
+                worker.bind(process, now_s=now_s, found=True)
+        alive = {worker.name for worker in self._workers if worker.process is not None}
+        for known in state.workers:
+            if known.info is not None and known.spec.worker_id not in alive:
+                self._record_death(known.info)  # nobody has told the others yet
+        self._gateways = self._new_gateways(now_s)
+        for gateway in self._gateways:
+            found = self._launcher.find_gateway(gateway.index)
+            if found is not None:
+                gateway.bind(found, now_s=now_s, found=True)
+        return True
+
+    def _new_gateways(self, now_s: float) -> list[WatchedGateway]:
+        return [WatchedGateway(index, self._health, now_s=now_s) for index in range(self._config.gateways)]
+
+    async def _until_serving(self) -> str:
         timeout_s = self._config.ray.start_timeout_s
         deadline_s = self._clock.now_s() + timeout_s
         while True:
@@ -98,99 +120,104 @@ class Supervisor:
                 if process.failure is not None:
                     raise StartError(process.name, process.failure)
             waiting = [process.name for process in self._watched() if process.current is None]
-            if gateway.current is not None and not waiting and gateway.told is not None:
-                return gateway.current
+            if not waiting and all(gateway.told is not None for gateway in self._gateways):
+                return self.addresses()[0]
             if self._clock.now_s() > deadline_s:
                 raise StartError(", ".join(waiting), f"not ready after {timeout_s:g} s; raise ray.start_timeout_s")
-            await self._clock.sleep(self._config.health.poll_s)
+            await self._clock.sleep(self._health.poll_s)
 
     async def run(self) -> None:
         """Tick until cancelled."""
         while True:
-            await self._clock.sleep(self._config.health.poll_s)
+            await self._clock.sleep(self._health.poll_s)
             try:
                 await self.tick()
             except Exception:  # the root of the watch: one process's fault must not end it for the others
                 logger.exception("a round of supervision failed; the next one tries again")
 
+    async def stop(self) -> None:
+        """Stop the gateways (they drain), then the workers, then every process; idempotent."""
+        await self._changes.cancel(self._workers)
+        for process in self._watched():
+            process.forget_probe()
+        gateways, self._gateways = self._gateways, []
+        workers, self._workers = self._workers, []
+        grace_s = self._health.stop_timeout_s
+        drain_s = self._config.router.drain_s + grace_s
+        try:
+            await asyncio.gather(
+                *(self._end(g.process.stop(), drain_s) for g in gateways if g.process and g.current is not None)
+            )
+            await asyncio.gather(
+                *(self._end(w.process.stop(), grace_s) for w in workers if w.process and w.current is not None)
+            )
+        finally:
+            await self._launcher.close()
+            self._memory.forget()
+
+    # One round.
+
     async def tick(self) -> None:
-        """Probe every process, then tell gateways and peers what they do not know yet."""
-        health = self._config.health
-        await asyncio.wait([process.ask() for process in self._watched()], timeout=health.poll_s)
+        """Probe every process, change what is not as wanted, tell gateways and peers what they do not know yet."""
+        workers = [worker for worker in self._workers if not worker.is_leaving]
+        probes = [probe for process in (*workers, *self._gateways) if (probe := process.ask()) is not None]
+        if probes:
+            await asyncio.wait(probes, timeout=self._health.poll_s)
         now_s = self._clock.now_s()
-        for worker in self._workers:
-            boot = worker.boot
-            ended = worker.settle(now_s=now_s, silence_s=health.silence_s)
-            if worker.boot != boot:
-                worker.obituaries.clear()  # a new process has never met the dead
+        for worker in workers:
+            ended = worker.settle(now_s=now_s)
             if ended is not None:
-                self._record_death(worker, ended)
-        if self._gateway:
-            self._gateway.settle(now_s=now_s, silence_s=health.silence_s)
+                self._record_death(ended)
+        for gateway in self._gateways:
+            gateway.settle(now_s=now_s)
+        self._changes.begin(self.desired, self._workers, now_s)
+        self._workers = [worker for worker in self._workers if not self._changes.has_left(worker)]
+        self._launch_gateways(now_s)
+        self._memory.keep(self.desired, self._workers)
         self._report()
-        await asyncio.gather(self._tell_gateway(), *(self._tell_worker(worker) for worker in self._workers))
+        await asyncio.gather(self._tell_gateways(), *(self._tell_worker(worker) for worker in self._workers))
 
-    def _record_death(self, dead: WatchedWorker, ended: WorkerInfo) -> None:
+    def _launch_gateways(self, now_s: float) -> None:
+        for gateway in self._gateways:
+            if gateway.process is not None and (gateway.state == "stuck" or gateway.has_failed):
+                self._changes.kill_gateway(gateway)
+            elif gateway.process is None and gateway.launch_at_s <= now_s:
+                gateway.told = None
+                gateway.bind(self._launcher.launch_gateway(gateway.index), now_s=now_s)
+
+    def _record_death(self, dead: WorkerInfo) -> None:
         for worker in self._workers:
-            if worker is not dead:
-                worker.obituaries.add(ended.peer.incarnation)
+            if worker.name != dead.peer.worker_id:
+                worker.obituaries.add(dead.peer.incarnation)
 
-    async def _tell_gateway(self) -> None:
-        gateway = self._gateway
-        if gateway is None or gateway.current is None:
+    async def _tell_gateways(self) -> None:
+        """Say who serves; say nothing while somebody found running has not been heard of: it may well serve."""
+        if not any(worker.is_unheard for worker in self._workers):
+            await asyncio.gather(*(self._tell_gateway(gateway) for gateway in self._gateways))
+
+    async def _tell_gateway(self, gateway: WatchedGateway) -> None:
+        process, news = gateway.process, self.workers()
+        if process is None or gateway.current is None or gateway.told == news:
             return
-        news = (gateway.boot, self.workers())
-        if gateway.told != news and await self._tell(gateway.name, gateway.process.set_workers(news[1])):
+        if await self._tell(gateway.name, process.set_workers(news)) and gateway.process is process:
             gateway.told = news
 
     async def _tell_worker(self, worker: WatchedWorker) -> None:
-        if worker.current is None:
+        process = worker.process
+        if process is None or worker.current is None:
             return
         for incarnation in sorted(worker.obituaries):
-            if await self._tell(worker.name, worker.process.peer_dead(incarnation)):
+            if await self._tell(worker.name, process.peer_dead(incarnation)):
                 worker.obituaries.discard(incarnation)
 
     async def _tell(self, name: str, call: Awaitable[None]) -> bool:
         """Return whether the call was acknowledged; if not, a later tick repeats it."""
         try:
-            await asyncio.wait_for(call, self._config.health.silence_s)
+            await asyncio.wait_for(call, self._health.silence_s)
         except (ProcessLostError, TimeoutError) as error:
             logger.warning("%s did not take the news: %s", name, error or "no answer")
             return False
         return True
-
-    def _watched(self) -> list[WatchedWorker | WatchedGateway]:
-        return [*self._workers, *([self._gateway] if self._gateway else [])]
-
-    def _report(self) -> None:
-        statuses = tuple(Status(process.name, process.state) for process in self._watched())
-        if statuses != self._reported:
-            self._reported = statuses
-            self._on_change(statuses)
-
-    def workers(self) -> list[WorkerInfo]:
-        """List the workers that can be relied on now."""
-        return [worker.current for worker in self._workers if worker.current is not None]
-
-    async def counts(self) -> dict[str, BlockCounts]:
-        """Ask every serving worker for its block counts, by worker id; each checks their integrity first."""
-        serving = [worker for worker in self._workers if worker.current is not None]
-        answers = await asyncio.gather(*(worker.process.counts() for worker in serving))
-        return {worker.name: answer for worker, answer in zip(serving, answers, strict=True)}
-
-    async def stop(self) -> None:
-        """Stop the gateway (it drains), then the workers, then every process; idempotent."""
-        for process in self._watched():
-            process.forget_probe()
-        gateway, self._gateway = self._gateway, None
-        workers, self._workers = self._workers, []
-        grace_s = self._config.health.stop_timeout_s
-        try:
-            if gateway and gateway.current is not None:
-                await self._end(gateway.process.stop(), self._config.router.drain_s + grace_s)
-            await asyncio.gather(*(self._end(w.process.stop(), grace_s) for w in workers if w.current is not None))
-        finally:
-            await self._launcher.close()
 
     async def _end(self, call: Awaitable[None], timeout_s: float) -> None:
         try:
@@ -199,6 +226,45 @@ class Supervisor:
             logger.warning(
                 "a process did not stop by itself and is killed: %s", error or f"no answer in {timeout_s:g} s"
             )
+
+    # What others want to know.
+
+    def _watched(self) -> Sequence[WatchedWorker | WatchedGateway]:
+        return [*self._workers, *self._gateways]
+
+    def _report(self) -> None:
+        statuses = self.statuses()
+        if statuses != self._reported:
+            self._reported = statuses
+            self._on_change(statuses)
+
+    def statuses(self) -> tuple[ProcessStatus, ...]:
+        return tuple(process.status for process in self._watched())
+
+    def is_settled(self) -> bool:
+        """Everything is as wanted: all serve, with the settings that were asked for, and all gateways know."""
+        return (
+            not self._changes.is_outstanding(self.desired, self._workers)
+            and all(process.current is not None for process in self._watched())
+            and all(gateway.told == self.workers() for gateway in self._gateways)
+        )
+
+    def workers(self) -> list[WorkerInfo]:
+        """List the workers that can be relied on now."""
+        return [worker.current for worker in self._workers if worker.current is not None and not worker.is_leaving]
+
+    def addresses(self) -> list[str]:
+        """List the gateways that serve now."""
+        return [gateway.current for gateway in self._gateways if gateway.current is not None]
+
+    def worker(self, worker_id: str) -> WatchedWorker | None:
+        return next((worker for worker in self._workers if worker.name == worker_id), None)
+
+    async def counts(self) -> dict[str, BlockCounts]:
+        """Ask every serving worker for its block counts, by worker id; each checks their integrity first."""
+        serving = [(w.name, w.process) for w in self._workers if w.process is not None and w.current is not None]
+        answers = await asyncio.gather(*(process.counts() for _, process in serving))
+        return {name: answer for (name, _), answer in zip(serving, answers, strict=True)}
 
 
 @asynccontextmanager

@@ -13,8 +13,11 @@ from typing import Protocol
 
 from baton.actors.collector import spare_startup
 from baton.actors.engine.updates import BlockCounts
-from baton.actors.messages import WorkerInfo
+from baton.actors.logs import set_up_logs
+from baton.actors.messages import Role, WorkerInfo
+from baton.actors.spans import make_spans
 from baton.cluster.config import WorkerSpec
+from baton.cluster.placement import host_of_this_node
 from baton.cluster.processes import Life
 from baton.cluster.startup import Startup
 
@@ -30,9 +33,20 @@ class ServingWorker(Protocol):
 
     async def start(self) -> WorkerInfo: ...
 
+    def info(self) -> WorkerInfo: ...
+
+    @property
+    def busy_s(self) -> float: ...
+
+    def set_role(self, role: Role) -> None: ...
+
     async def counts(self) -> BlockCounts: ...
 
     async def peer_dead(self, incarnation: str) -> None: ...
+
+    async def drain(self, wait_s: float) -> None: ...
+
+    async def profile(self, seconds: float) -> bytes: ...
 
     async def stop(self) -> None: ...
 
@@ -43,19 +57,18 @@ WorkerBuilder = Callable[[WorkerSpec], ServingWorker]
 def build_worker(spec: WorkerSpec) -> ServingWorker:
     from baton.actors.worker import Worker
 
-    return Worker(worker_id=spec.worker_id, role=spec.role, config=spec.config, host=spec.host or _host_of_this_node())
-
-
-def _host_of_this_node() -> str:
-    import ray.util
-
-    return ray.util.get_node_ip_address()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    host = spec.host or host_of_this_node()
+    spans = make_spans(spec.tracing, spec.worker_id)
+    worker = Worker(worker_id=spec.worker_id, role=spec.role, config=spec.config, host=host)
+    worker.spans = spans
+    return worker
 
 
 class WorkerActor:
-    """A restart runs the constructor again in a new process, hence a worker with a new incarnation."""
+    """A restart is another actor, hence a worker with a new incarnation."""
 
     def __init__(self, spec: WorkerSpec, build: WorkerBuilder) -> None:
+        set_up_logs(spec.logs, worker=spec.worker_id)
         self._spec = spec
         self._build = build
         self._worker: ServingWorker | None = None
@@ -67,24 +80,41 @@ class WorkerActor:
         worker.failed.add_done_callback(self._end_process)
         self._worker = worker
         spare_startup()
+        logger.info("serves as %s at %s", info.role, info.peer.address)
         return info
 
     def _end_process(self, failed: asyncio.Future[None]) -> None:
-        """Give a worker that cannot go on a new process, as Ray does with any that ends."""
+        """A worker that cannot go on needs a new process."""
         if not failed.cancelled() and (error := failed.exception()) is not None:
             logger.error("%s failed, and its process ends", self._spec.worker_id, exc_info=error)
             asyncio.get_running_loop().call_later(LAST_WORDS_S, os._exit, 1)
 
     async def probe(self) -> Life[WorkerInfo]:
-        return self._startup.probe()
+        life = self._startup.probe()
+        if life.ready is None:
+            return life
+        return Life(ready=self._ready.info(), busy_s=self._ready.busy_s)
+
+    @property
+    def _ready(self) -> ServingWorker:
+        assert self._worker is not None, "only a ready worker is asked to do something"
+        return self._worker
 
     async def counts(self) -> BlockCounts:
-        assert self._worker is not None, "counts are asked of ready workers only"
-        return await self._worker.counts()
+        return await self._ready.counts()
 
     async def peer_dead(self, incarnation: str) -> None:
-        assert self._worker is not None, "ready workers only have peers"
-        await self._worker.peer_dead(incarnation)
+        await self._ready.peer_dead(incarnation)
+
+    async def drain(self, wait_s: float) -> None:
+        await self._ready.drain(wait_s)
+
+    async def set_role(self, role: Role) -> WorkerInfo:
+        self._ready.set_role(role)
+        return self._ready.info()
+
+    async def profile(self, seconds: float) -> bytes:
+        return await self._ready.profile(seconds)
 
     async def stop(self) -> None:
         await self._startup.cancel()

@@ -1,4 +1,5 @@
-# pyright: basic, reportArgumentType=false, reportCallIssue=false
+# pyright: basic, reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false
+# pyright: reportOptionalMemberAccess=false
 """Programmatic dependent launch: on Hopper and later a kernel starts while the one before it still drains.
 
 A kernel launched with `**pdl()` calls `start_next` first, reads what no kernel of the step writes (weights, indices),

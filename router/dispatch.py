@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
@@ -15,6 +16,7 @@ import msgspec
 
 from baton.actors.engine.request import Request, TokenLogprobs
 from baton.actors.messages import Output, Submit
+from baton.actors.spans import NoSpans, Spans
 from baton.router.admission import Admission, AdmissionLimits, Place
 from baton.router.errors import DeadlineExceeded, InvalidRequest, NoWorkers, WorkerFailed, WorkerLost
 from baton.router.membership import Membership
@@ -31,6 +33,8 @@ class GaveUp(StreamLost):
 
 
 class Dispatcher:
+    spans: Spans = NoSpans()
+
     def __init__(
         self,
         membership: Membership,
@@ -44,7 +48,7 @@ class Dispatcher:
         self._router = router
         self._max_attempts = max_attempts
         self._metrics = metrics
-        self.admission = Admission(limits, self._has_room)
+        self.admission = Admission(limits, router.has_room)
         metrics.watch_queue(lambda: self.admission.num_queued, lambda: self.admission.num_queued_tokens)
         membership.on_news = self._on_news
 
@@ -74,24 +78,28 @@ class Dispatcher:
         num_lost = 0
         try:
             await place.wait()
-            self._metrics.queued(loop.time() - started)
+            turn = loop.time()
+            self._metrics.queued(turn - started)
+            self.spans.record("queue", request.trace, started, turn)
             while num_lost < self._max_attempts:
                 current = progress.next_request(num_lost + len(gave_up), loop.time() - started)
-                route = self._router.route(current, gave_up, targets=terms.slo, session=terms.session)
+                route = self._route(current, gave_up, terms)
                 charge = self._router.charge(route)
                 place.charged(sum(leg.uncached for leg in route.legs))
                 try:
                     async with aclosing(self._attempt(current, route, charge)) as outputs:
                         async for output in outputs:
                             place.leave(has_output=True)
+                            if not progress.has_output:
+                                self.spans.record("first token", request.trace, turn, loop.time())
                             yield progress.take(output)
                     return
                 except GaveUp as gone:
-                    logger.info("request %s moves on after %d tokens: %s", request.id, progress.num_tokens, gone)
+                    _log_move(request, progress, gone)
                     gave_up.add(route.decode.worker.incarnation)
                     self._metrics.migrated("handed_back")
                 except StreamLost as lost:
-                    logger.warning("request %s goes on after %d tokens: %s", request.id, progress.num_tokens, lost)
+                    _log_move(request, progress, lost)
                     num_lost += 1
                     self._metrics.migrated("lost")
                 finally:
@@ -104,13 +112,13 @@ class Dispatcher:
             )
         finally:
             place.leave()
-            self.admission.charge_output(place.key, progress.num_tokens)
+            self.admission.note_end(place, progress.num_tokens)
 
-    def _has_room(self) -> bool:
-        prefillers = self._membership.prefillers()
-        return any(worker.has_room for worker in self._membership.decoders()) and (
-            not prefillers or any(worker.has_room for worker in prefillers)
-        )
+    def _route(self, request: Request, gave_up: set[str], terms: Terms) -> Route[WorkerStream]:
+        started = time.perf_counter()
+        route = self._router.route(request, gave_up, targets=terms.slo, session=terms.session)
+        self._metrics.routed(time.perf_counter() - started, is_disaggregated=route.prefill is not None)
+        return route
 
     def _on_news(self, stream: WorkerStream) -> None:
         """A worker has reported, come or gone: perhaps somebody who waits can go, or nobody can any more."""
@@ -121,8 +129,10 @@ class Dispatcher:
             self.admission.refuse_all(_no_workers(reason))
             return
         if self.admission.wants_progress():
-            workers = (*self._membership.decoders(), *self._membership.prefillers())
-            self.admission.note_progress(sum(worker.num_tokens for worker in workers))
+            decoders, prefillers = self._membership.decoders(), self._membership.prefillers()
+            outstanding = sum(worker.num_tokens for worker in (*decoders, *prefillers))
+            has_seat = any(worker.has_seat for worker in decoders)
+            self.admission.note_progress(outstanding, has_seat=has_seat)
         if stream.has_room:
             self.admission.pump()
 
@@ -132,7 +142,7 @@ class Dispatcher:
         """Run the request on one decode worker. Raises StreamLost when another should go on."""
         loop = asyncio.get_running_loop()
         stream, prefill = route.decode.worker, route.prefill
-        deadline = None
+        deadline, sent_at = None, loop.time()
         try:
             mailbox = stream.submit(Submit(request, prefill.worker.info.peer if prefill else None))
             if request.deadline_s is not None:
@@ -144,6 +154,7 @@ class Dispatcher:
                 if is_first:
                     is_first = False
                     charge.on_first_token()
+                    self._metrics.predicted(route.ttft_ms, loop.time() - sent_at)
                 _raise_if_failed(output)
                 yield output
                 if output.finish is not None:
@@ -198,6 +209,12 @@ class _Progress:
 
 def _no_workers(reason: str) -> NoWorkers:
     return NoWorkers(f"{reason}: try again shortly", retry_after_s=1)
+
+
+def _log_move(request: Request, progress: _Progress, reason: StreamLost) -> None:
+    level = logging.INFO if isinstance(reason, GaveUp) else logging.WARNING
+    extra = {"request_id": request.id, "trace": request.trace}
+    logger.log(level, "goes on elsewhere after %d tokens: %s", progress.num_tokens, reason, extra=extra)
 
 
 async def _next_output(mailbox: Mailbox) -> Output:

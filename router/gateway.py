@@ -15,6 +15,7 @@ from pathlib import Path
 import uvicorn
 
 from baton.actors.messages import WorkerInfo
+from baton.actors.spans import NoSpans, Spans
 from baton.router.admission import AdmissionLimits
 from baton.router.config import RouterConfig
 from baton.router.dispatch import Dispatcher
@@ -29,10 +30,12 @@ from baton.router.routes import make_app
 from baton.router.routing import Router
 from baton.router.service import Backend, Service
 from baton.router.tokenizer import Tokenizer
+from baton.router.tools.registry import find_dialect
 from baton.router.worker_stream import Reconnect
 
 logger = logging.getLogger(__name__)
 
+KEEP_ALIVE_S = 75  # longer than clients keep theirs, or a request may meet the end of its connection
 WILDCARDS = ("0.0.0.0", "::", "")
 
 
@@ -46,9 +49,10 @@ class Gateway:
         self._index = PrefixIndex(predicted_s=config.predicted_prefix_s)
         self.membership = Membership(self._index, Reconnect(config.reconnect_first_s, config.reconnect_max_s))
         self.metrics = Metrics()
+        self.spans: Spans = NoSpans()  # set it before `start`
         self._tokenizer: Tokenizer | None = None
         self._service: Service | None = None
-        self._server: _Server | None = None
+        self._server: LeavingSignals | None = None
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> str:
@@ -61,7 +65,7 @@ class Gateway:
     async def serve(self, tokenizer: Tokenizer, defaults: SamplingDefaults) -> str:
         """Do what `start` does, with a tokenizer that is loaded already and stays the caller's."""
         self._service = self._make_service(tokenizer, defaults)
-        listener = _listen(self._config.host, self._config.port)
+        listener = listen(self._config.host, self._config.port)
         config = uvicorn.Config(
             make_app(self._service, Health(self.membership)),
             http=BoundedHttp,
@@ -70,10 +74,11 @@ class Gateway:
             log_config=None,
             access_log=False,
             timeout_graceful_shutdown=1,
+            timeout_keep_alive=KEEP_ALIVE_S,
             ssl_certfile=self._config.tls_cert_file,
             ssl_keyfile=self._config.tls_key_file,
         )
-        self._server = _Server(config)
+        self._server = LeavingSignals(config)
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]), name="gateway http")
         host = self._config.advertise_host or self._config.host
         scheme = "http" if self._config.tls_cert_file is None else "https"
@@ -96,6 +101,7 @@ class Gateway:
         await self.membership.close()
         if self._tokenizer is not None:
             self._tokenizer.close()
+        await asyncio.to_thread(self.spans.close)
 
     def _make_service(self, tokenizer: Tokenizer, defaults: SamplingDefaults) -> Service:
         config = self._config
@@ -106,18 +112,20 @@ class Gateway:
         )
         router = Router(self.membership, self._index, make_policy(config))
         dispatcher = Dispatcher(self.membership, router, limits, self.metrics, max_attempts=config.max_attempts)
-        backend = Backend(self.membership, dispatcher, self.metrics)
+        dispatcher.spans = self.spans
+        backend = Backend(self.membership, dispatcher, self.metrics, self.spans)
+        tokenizer.dialect = find_dialect(config.tool_dialect, tokenizer.chat_template)
         return Service(config, self._model_name, tokenizer, backend, defaults)
 
 
-class _Server(uvicorn.Server):
+class LeavingSignals(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         """Leave signals to the process that hosts the gateway."""
         yield
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

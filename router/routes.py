@@ -26,6 +26,7 @@ from baton.router.messages import Messages
 from baton.router.openapi import describe
 from baton.router.responses import Responses
 from baton.router.service import Service
+from baton.router.status import status_routes
 from baton.router.tokenize import DetokenizeRequest, TokenizeRequest, detokenize, tokenize
 
 PLAYGROUND = Path(__file__).with_name("playground.html")
@@ -45,6 +46,7 @@ def make_app(service: Service, health: Health) -> FastAPI:
         *_model_routes(service),
         *_token_routes(service),
         *_operator_routes(service, health),
+        *status_routes(service),
     ]
     cors = Middleware(
         CORSMiddleware, allow_origins=service.config.cors_origins, allow_methods=["*"], allow_headers=["*"]

@@ -18,6 +18,8 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from baton.actors.engine.request import Request as EngineRequest
+from baton.actors.spans import NoSpan, NoSpans, Span, Spans
 from baton.router.api_keys import Visit, make_door
 from baton.router.body_reader import BodyReader
 from baton.router.config import RouterConfig
@@ -28,6 +30,7 @@ from baton.router.generation import Choice, Delta, Generation
 from baton.router.generation_config import SamplingDefaults
 from baton.router.http_io import (
     CLIENT_CLOSED,
+    REQUEST_ID,
     Events,
     EventStream,
     error_response,
@@ -47,6 +50,7 @@ from baton.router.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 TRACE = "x-baton-trace"
+TRACEPARENT = "traceparent"  # W3C's
 
 Asked = TypeVar("Asked", TokenizeRequest, DetokenizeRequest)
 
@@ -61,6 +65,7 @@ class Call:
     started: float = field(default_factory=time.monotonic)
     visit: Visit | None = None
     terms: Terms = field(default_factory=Terms)
+    span: Span = field(default_factory=NoSpan)
     generation: Generation | None = None
 
 
@@ -71,6 +76,7 @@ class Backend:
     membership: Membership
     dispatcher: Dispatcher
     metrics: Metrics
+    spans: Spans = field(default_factory=NoSpans)
 
 
 class Service:
@@ -82,12 +88,14 @@ class Service:
         self.tokenizer = tokenizer
         self.membership = backend.membership
         self.metrics = backend.metrics
+        self._spans = backend.spans
         self.door = make_door(config.api_keys, config.api_keys_file)
         self.is_draining = False
         self._dispatcher = backend.dispatcher
         self._defaults = defaults
         self._reader = BodyReader(
             max_bytes=config.max_body_bytes,
+            max_held_bytes=config.max_held_body_bytes,
             longest_token=max(map(len, tokenizer.token_bytes)),
             lane=tokenizer.lane,
         )
@@ -113,7 +121,7 @@ class Service:
 
     async def answer(self, endpoint: Endpoint[Any], request: Request) -> Response:
         """Answer one generation call; the streamed part runs when the response is sent."""
-        call = Call(endpoint, reply_headers(request), request.headers.get(TRACE) == "1")
+        call = self._call(endpoint, request)
         self._begin()
         try:
             call.visit = self.door.enter(request.headers)
@@ -154,6 +162,13 @@ class Service:
         finally:
             visit.leave(0)
 
+    def _call(self, endpoint: Endpoint[Any], request: Request) -> Call:
+        started, headers = time.monotonic(), reply_headers(request)
+        span = self._spans.open(endpoint.name, request.headers.get(TRACEPARENT, ""), started)
+        if span.context:
+            headers[TRACEPARENT] = span.context
+        return Call(endpoint, headers, request.headers.get(TRACE) == "1", started, span=span)
+
     async def _read(self, endpoint: Endpoint[Any], request: Request) -> Any:
         body = await self._reader.read(endpoint.name, endpoint.body, request, self.membership.max_context())
         self.check_model(body.model)
@@ -166,9 +181,10 @@ class Service:
         return await plan_completion(body, self.tokenizer, limits, self.config.request_timeout_s)
 
     def _generation(self, plan: Plan, call: Call) -> Generation:
-        stops = plan.body.stop or []
+        stops, trace = plan.body.stop or [], call.span.context
+        self._spans.record("plan", trace, call.started, time.monotonic())
         choices = [
-            Choice(i, request, stops, self.tokenizer, echo, plan.manner)
+            Choice(i, _traced(request, trace), stops, self.tokenizer, echo, plan.manner)
             for i, (request, echo) in enumerate(zip(plan.requests, plan.echo, strict=True))
         ]
         return Generation(
@@ -218,9 +234,18 @@ class Service:
             self._idle.set()
         if call.visit is not None:
             call.visit.leave(call.generation.usage().total_tokens if call.generation else 0)
-        self.metrics.ended(call.endpoint.name, status, time.monotonic() - call.started)
+        seconds = time.monotonic() - call.started
+        self.metrics.ended(call.endpoint.name, status, seconds)
+        extra = {"request_id": call.headers[REQUEST_ID], "trace": call.span.context}
+        logger.info("%s %d in %.3f s", call.endpoint.name, status, seconds, extra=extra)
+        ttft_s = call.generation.ttft_s if call.generation else None
+        call.span.end(status=status, request_id=call.headers[REQUEST_ID], ttft_s=ttft_s or 0.0)
         if reason is not None:
             self.metrics.refused(reason)
+
+
+def _traced(request: EngineRequest, trace: str) -> EngineRequest:
+    return msgspec.structs.replace(request, trace=trace) if trace else request
 
 
 def _as_router_error(error: Exception) -> RouterError:

@@ -43,6 +43,7 @@ def shared_ray() -> Iterator[None]:
         address="local",
         num_cpus=8,  # what tests may reserve, not what they use
         include_dashboard=False,
+        namespace="baton",
         object_store_memory=80 * 2**20,
         logging_level=logging.ERROR,
         log_to_driver=False,

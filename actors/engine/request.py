@@ -61,6 +61,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     prompt: PromptParams | None = None
     grammar: str = ""  # what the whole output must match, as an xgrammar structural tag in JSON; empty = anything
 
+    trace: str = ""  # W3C traceparent of the gateway's span; "" = not traced
+
     @property
     def prompt_len(self) -> int:
         return len(self.tokens) - self.num_output

@@ -182,7 +182,7 @@ async def test_a_draining_worker_refuses_new_work_and_ends_the_old() -> None:
         async for output in client.outputs():
             if output.tokens:
                 break
-        draining = asyncio.create_task(worker.drain())
+        draining = asyncio.create_task(worker.drain(60))
         await asyncio.sleep(0)
         refused = await client.finish(request(8, 3))
         assert refused[-1].finish == "cancelled"

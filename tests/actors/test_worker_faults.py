@@ -127,7 +127,7 @@ async def test_a_worker_whose_engine_hangs_shows_no_sign_of_life_and_recovers_wh
 async def test_a_draining_prefill_worker_refuses_new_hand_overs_and_decode_goes_on_alone() -> None:
     async with running("prefill", "p0") as (p, p_info), running("decode", "d0") as (d, d_info):
         async with asyncio.timeout(2):
-            await p.drain()
+            await p.drain(60)
         async with Client(d_info.peer.address) as client:
             asked = request(30, 4)
             outputs = await client.finish(asked, p_info.peer)

@@ -156,7 +156,7 @@ async def _run(sock: socket.socket, spec: control.WorkerSpec) -> None:
         logging.critical("worker failed: %r", worker.failed.exception())
         os._exit(1)
     if terminated.is_set():
-        await asyncio.wait([asyncio.create_task(worker.drain())], timeout=DRAIN_S)
+        await asyncio.wait([asyncio.create_task(worker.drain(DRAIN_S))], timeout=2 * DRAIN_S)
     await asyncio.wait([asyncio.create_task(worker.stop())], timeout=STOP_S)
 
 

@@ -43,24 +43,26 @@ def worker_info(worker_id: str, *, role: Role = "both", life: int = 0) -> Worker
 
 @dataclass
 class FakeWorker:
-    """Ready at its first probe unless `loading` or `failure` is set. `die` and `restart` are what Ray would see."""
+    """One process. Ready at its first probe unless `loading` or `failure` is set; `heard` is all it was told."""
 
     name: str
     role: Role = "both"
     life: int = 0
     loading: bool = False
     failure: str | None = None
+    busy_s: float = 0.0
     hangs: bool = False
     lost: ProcessLostError | None = None
     heard: list[str] = field(default_factory=list)
-    stopped: bool = False
+    asked: list[str] = field(default_factory=list)  # drain, stop and kill, in order
+    spec: WorkerSpec | None = None
+    may_drain: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def probe(self) -> Life[WorkerInfo]:
         await self._answer()
-        boot = f"boot {self.life}"
         if self.failure or self.loading:
-            return Life(boot, failure=self.failure)
-        return Life(boot, ready=worker_info(self.name, role=self.role, life=self.life))
+            return Life(failure=self.failure)
+        return Life(ready=worker_info(self.name, role=self.role, life=self.life), busy_s=self.busy_s)
 
     async def _answer(self) -> None:
         if self.lost:
@@ -71,11 +73,6 @@ class FakeWorker:
     def die(self, *, certain: bool) -> None:
         self.lost = ProcessLostError(self.name, "signal 9", certain=certain)
 
-    def restart(self) -> None:
-        self.lost = None
-        self.life += 1
-        self.heard = []
-
     async def peer_dead(self, incarnation: str) -> None:
         await self._answer()
         self.heard.append(incarnation)
@@ -84,24 +81,41 @@ class FakeWorker:
         await self._answer()
         return BlockCounts(total=8, free=8, cached=0, held=0)
 
+    async def drain(self, wait_s: float) -> None:
+        self.asked.append("drain")
+        await self.may_drain.wait()
+
+    async def set_role(self, role: Role) -> WorkerInfo:
+        self.role = role
+        return worker_info(self.name, role=role, life=self.life)
+
+    async def profile(self, seconds: float) -> bytes:
+        return b"trace"
+
     async def stop(self) -> None:
         await self._answer()
-        self.stopped = True
+        self.asked.append("stop")
+
+    async def kill(self) -> None:
+        self.asked.append("kill")
+        self.die(certain=True)
 
 
 @dataclass
 class FakeGateway:
-    name: str = "gateway"
-    life: int = 0
+    name: str = "gateway-0"
     failure: str | None = None
+    lost: ProcessLostError | None = None
     refusals: int = 0  # how many further calls of set_workers are lost
     calls: list[list[str]] = field(default_factory=list)
     stopped: bool = False
 
     async def probe(self) -> Life[str]:
+        if self.lost:
+            raise self.lost
         if self.failure:
-            return Life(f"boot {self.life}", failure=self.failure)
-        return Life(f"boot {self.life}", ready="http://127.0.0.1:8000")
+            return Life(failure=self.failure)
+        return Life(ready="http://127.0.0.1:8000")
 
     async def set_workers(self, workers: list[WorkerInfo]) -> None:
         if self.refusals:
@@ -112,30 +126,77 @@ class FakeGateway:
     async def stop(self) -> None:
         self.stopped = True
 
+    async def kill(self) -> None:
+        self.lost = ProcessLostError(self.name, "signal 9", certain=True)
+
 
 class FakeLauncher:
+    """`workers` and `gateway` are the processes launched last under each name."""
+
     def __init__(self) -> None:
         self.workers: dict[str, FakeWorker] = {}
         self.gateway = FakeGateway()
         self.refusal: Exception | None = None
         self.is_closed = False
+        self.placed: set[str] = set()
+        self.launched: list[str] = []
+        self._prepared: dict[str, FakeWorker] = {}
 
     def prepare(self, worker: FakeWorker) -> FakeWorker:
-        """Say how a worker will behave before it is launched."""
-        return self.workers.setdefault(worker.name, worker)
+        """Say how the next process of this name will behave."""
+        self._prepared[worker.name] = worker
+        return worker
 
     async def place(self, specs: Sequence[WorkerSpec]) -> None:
         if self.refusal:
             raise self.refusal
+        self.placed |= {spec.worker_id for spec in specs}
 
     def launch_worker(self, spec: WorkerSpec) -> FakeWorker:
-        return self.prepare(FakeWorker(spec.worker_id, spec.role))
+        assert spec.worker_id in self.placed
+        before = self.workers.get(spec.worker_id)
+        life = 0 if before is None else before.life + 1
+        worker = self._prepared.pop(spec.worker_id, None) or FakeWorker(spec.worker_id, spec.role)
+        worker.life, worker.spec = life, spec
+        self.workers[spec.worker_id] = worker
+        self.launched.append(spec.worker_id)
+        return worker
 
-    def launch_gateway(self) -> FakeGateway:
+    def launch_gateway(self, index: int) -> FakeGateway:
+        is_first = f"gateway-{index}" not in self.launched
+        self.launched.append(f"gateway-{index}")
+        if not is_first:
+            self.gateway = FakeGateway(calls=self.gateway.calls)
         return self.gateway
+
+    def find_worker(self, spec: WorkerSpec) -> FakeWorker | None:
+        worker = self.workers.get(spec.worker_id)
+        return None if worker is None or worker.lost else worker
+
+    def find_gateway(self, index: int) -> FakeGateway | None:
+        return None if self.gateway.lost else self.gateway
+
+    def release(self, worker_id: str) -> None:
+        self.placed.discard(worker_id)
 
     async def close(self) -> None:
         self.is_closed = True
+
+
+class MemoryStore:
+    def __init__(self) -> None:
+        self.state: bytes | None = None
+        self.num_saves = 0
+
+    def load(self) -> bytes | None:
+        return self.state
+
+    def save(self, state: bytes) -> None:
+        self.state = state
+        self.num_saves += 1
+
+    def clear(self) -> None:
+        self.state = None
 
 
 async def until_gone(pids: Sequence[int], *, timeout_s: float = 20.0) -> None:

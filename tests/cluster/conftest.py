@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pytest_asyncio
 
 from baton.cluster.config import ClusterConfig
+from baton.cluster.desired import Desired
 from baton.cluster.ray_launcher import RayLauncher
 from baton.cluster.supervisor import Supervisor, supervised
 
@@ -28,7 +29,7 @@ async def serving_cluster(shared_ray: None) -> AsyncGenerator[Serve]:
     async with AsyncExitStack() as stack:
 
         async def serve(config: ClusterConfig) -> ServingCluster:
-            supervisor = Supervisor(config, RayLauncher(config))
+            supervisor = Supervisor(Desired.of(config), RayLauncher(config))
             address = await stack.enter_async_context(supervised(supervisor))
             return ServingCluster(address, supervisor)
 

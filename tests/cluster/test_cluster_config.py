@@ -49,7 +49,7 @@ def test_a_problem_that_pools_inherit_is_reported_once() -> None:
 
 
 def test_every_problem_is_reported_at_once() -> None:
-    assert len(problems(pools(both={"replicas": 0}, decoed={}) | {"health": {"poll_s": -1}})) == 3
+    assert len(problems(pools(both={"replicas": -1}, decoed={}) | {"health": {"poll_s": -1}})) == 3
 
 
 def test_an_unknown_role_is_refused_with_the_known_ones() -> None:
@@ -139,3 +139,16 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str | 
         path.write_text(text)
     with pytest.raises(ConfigError, match=problem):
         load_config(path, {})
+
+
+def test_each_gateway_has_a_port_of_its_own() -> None:
+    """Entry S13: or whoever scrapes one address gets now this one's counters, now that one's."""
+    config = parse_config(pools(both={}) | {"gateways": 4, "router": {"port": 8000}}, {}, source="test")
+    assert [config.gateway_router(index).port for index in range(4)] == [8000, 8001, 8002, 8003]
+    assert parse_config(pools(both={}), {}, source="test").gateway_router(3).port == 0
+
+
+def test_a_pool_may_be_empty_but_not_all_that_decode() -> None:
+    with pytest.raises(ConfigError, match="nobody decodes"):
+        parse_config(pools(prefill={}, decode={"replicas": 0}), {}, source="test")
+    assert len(parse_config(pools(both={}, prefill={"replicas": 0}), {}, source="test").worker_specs()) == 1

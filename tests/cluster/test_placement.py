@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from baton.cluster.errors import ResourcesShortError
-from baton.cluster.placement import Bundle, check_fits
+from baton.cluster.placement import Bundle, Node, Spread, check_fits
 
 CPU = Bundle(1, 0)
 GPU = Bundle(1, 1)
@@ -49,3 +49,20 @@ def test_the_refusal_names_what_is_wanted_and_what_is_present() -> None:
         check_fits([GPU, GPU, CPU], [LAPTOP, LAPTOP])
     assert refusal.value.wanted == "2 x (1 CPU + 1 GPU), 1 x (1 CPU)"
     assert refusal.value.present == "2 nodes of 2 CPU"
+
+
+TWO = [Node("a", {"CPU": 2.0}), Node("b", {"CPU": 2.0})]
+HALF = Bundle(0.5, 0)
+
+
+def test_every_pool_is_spread_over_the_nodes() -> None:
+    spread = Spread()
+    chosen = [spread.choose(f"{pool}-{i}", pool, HALF, TWO) for pool in ("prefill", "decode") for i in range(2)]
+    assert chosen == ["a", "b", "a", "b"]
+
+
+def test_a_full_node_is_not_wished_for_and_a_free_place_is_taken_again() -> None:
+    spread = Spread()
+    assert [spread.choose(f"w{i}", "both", Bundle(1, 0), TWO) for i in range(5)] == ["a", "b", "a", "b", None]
+    spread.forget("w1")
+    assert spread.choose("w5", "both", Bundle(1, 0), TWO) == "b"

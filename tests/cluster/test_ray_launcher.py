@@ -16,6 +16,7 @@ from cluster_fakes import until_gone
 from tiny_processes import TinyGateway, TinyWorker
 
 from baton.cluster.config import ClusterConfig
+from baton.cluster.desired import Desired
 from baton.cluster.errors import ResourcesShortError, StartError
 from baton.cluster.ray_launcher import RayLauncher
 from baton.cluster.supervisor import Supervisor, supervised
@@ -37,7 +38,7 @@ def config(model: str = "tiny", **changes: Any) -> ClusterConfig:
 
 
 def supervisor(settings: ClusterConfig) -> Supervisor:
-    return Supervisor(settings, RayLauncher(settings, worker=TinyWorker, gateway=TinyGateway))
+    return Supervisor(Desired.of(settings), RayLauncher(settings, worker=TinyWorker, gateway=TinyGateway))
 
 
 async def until_free(num_cpus: float) -> None:

@@ -6,8 +6,10 @@ import pytest
 from cluster_fakes import FakeClock, FakeLauncher, FakeWorker
 
 from baton.cluster.config import ClusterConfig
+from baton.cluster.desired import Desired
 from baton.cluster.errors import ResourcesShortError, StartError
-from baton.cluster.supervisor import Status, Supervisor, supervised
+from baton.cluster.supervisor import Supervisor, supervised
+from baton.cluster.watched import ProcessStatus
 
 CONFIG = ClusterConfig.model_validate(
     {
@@ -25,8 +27,8 @@ class Cluster:
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.launcher = FakeLauncher()
-        self.reports: list[tuple[Status, ...]] = []
-        self.supervisor = Supervisor(CONFIG, self.launcher, clock=self.clock, on_change=self.reports.append)
+        self.reports: list[tuple[ProcessStatus, ...]] = []
+        self.supervisor = Supervisor(Desired.of(CONFIG), self.launcher, clock=self.clock, on_change=self.reports.append)
 
     def worker(self, name: str) -> FakeWorker:
         return self.launcher.workers[name]
@@ -62,7 +64,7 @@ async def test_start_fails_with_the_workers_own_words_and_leaves_nothing(cluster
     with pytest.raises(StartError, match="decode-0 did not start: OutOfMemoryError: 3 GiB short"):
         await cluster.supervisor.start()
     assert cluster.launcher.is_closed
-    assert cluster.worker("prefill-0").stopped
+    assert cluster.worker("prefill-0").asked == ["stop"]
 
 
 async def test_start_fails_when_a_process_dies_in_it(cluster: Cluster) -> None:
@@ -74,7 +76,7 @@ async def test_start_fails_when_a_process_dies_in_it(cluster: Cluster) -> None:
 
 async def test_start_fails_when_the_gateway_does(cluster: Cluster) -> None:
     cluster.launcher.gateway.failure = "StartError: port 80 is in use"
-    with pytest.raises(StartError, match="gateway did not start: StartError: port 80"):
+    with pytest.raises(StartError, match="gateway-0 did not start: StartError: port 80"):
         await cluster.supervisor.start()
     assert cluster.launcher.is_closed
 
@@ -119,40 +121,32 @@ async def test_a_certain_death_is_told_to_every_peer_at_once(cluster: Cluster) -
     assert cluster.worker("decode-0").heard == cluster.worker("decode-1").heard == ["prefill-0/0"]
 
 
-async def test_a_restarted_worker_serves_under_its_new_incarnation_and_the_old_is_dead(cluster: Cluster) -> None:
+async def test_a_dead_worker_is_launched_anew_and_serves_under_its_new_incarnation(cluster: Cluster) -> None:
     await cluster.supervisor.start()
-    cluster.worker("decode-0").die(certain=False)
+    cluster.worker("decode-0").die(certain=True)
     await cluster.supervisor.tick()
-    cluster.worker("decode-0").restart()
+    assert cluster.told() == ["prefill-0/0", "decode-1/0"]
+    assert cluster.worker("prefill-0").heard == cluster.worker("decode-1").heard == ["decode-0/0"]
     await cluster.supervisor.tick()
     assert cluster.told() == ["prefill-0/0", "decode-0/1", "decode-1/0"]
-    assert cluster.worker("prefill-0").heard == cluster.worker("decode-1").heard == ["decode-0/0"]
     assert cluster.worker("decode-0").heard == []
 
 
-async def test_a_restart_between_two_probes_is_seen(cluster: Cluster) -> None:
+async def test_one_out_of_reach_is_not_launched_twice(cluster: Cluster) -> None:
     await cluster.supervisor.start()
-    cluster.worker("prefill-0").restart()
+    cluster.worker("decode-0").die(certain=False)
     await cluster.supervisor.tick()
-    assert cluster.told() == ["prefill-0/1", *EVERYONE[1:]]
-    assert cluster.worker("decode-1").heard == ["prefill-0/0"]
-
-
-async def test_the_old_life_is_known_dead_while_the_new_one_still_loads(cluster: Cluster) -> None:
-    await cluster.supervisor.start()
-    worker = cluster.worker("prefill-0")
-    worker.restart()
-    worker.loading = True
+    cluster.worker("decode-0").lost = None
     await cluster.supervisor.tick()
-    assert cluster.told() == EVERYONE[1:]
-    assert cluster.worker("decode-0").heard == ["prefill-0/0"]
+    assert cluster.told() == EVERYONE
+    assert cluster.launcher.launched.count("decode-0") == 1
 
 
 async def test_an_obituary_waits_for_a_peer_that_cannot_be_reached(cluster: Cluster) -> None:
     await cluster.supervisor.start()
     peer = cluster.worker("decode-0")
     peer.die(certain=False)
-    cluster.worker("prefill-0").restart()
+    cluster.worker("prefill-0").die(certain=True)
     await cluster.supervisor.tick()
     assert peer.heard == []
     peer.lost = None  # the same life answers again
@@ -163,13 +157,12 @@ async def test_an_obituary_waits_for_a_peer_that_cannot_be_reached(cluster: Clus
 
 async def test_a_new_process_is_not_told_of_those_it_never_met(cluster: Cluster) -> None:
     await cluster.supervisor.start()
-    cluster.worker("prefill-0").restart()
-    cluster.worker("decode-0").die(certain=False)
+    cluster.worker("prefill-0").die(certain=True)
+    cluster.worker("decode-0").die(certain=True)
     await cluster.supervisor.tick()
-    cluster.worker("decode-0").restart()
     await cluster.supervisor.tick()
-    assert cluster.worker("decode-0").heard == []
-    assert cluster.worker("prefill-0").heard == ["decode-0/0"]
+    assert cluster.worker("decode-0").heard == cluster.worker("prefill-0").heard == []
+    assert cluster.worker("decode-1").heard == ["decode-0/0", "prefill-0/0"]
 
 
 async def test_silence_is_borne_until_its_limit_and_is_no_death(cluster: Cluster) -> None:
@@ -194,30 +187,32 @@ async def test_a_lost_call_to_the_gateway_is_made_again(cluster: Cluster) -> Non
     assert cluster.told() == EVERYONE[:2]
 
 
-async def test_a_restarted_gateway_is_told_everything_again(cluster: Cluster) -> None:
+async def test_a_dead_gateway_is_launched_anew_and_told_everything_again(cluster: Cluster) -> None:
     await cluster.supervisor.start()
     num_calls = len(cluster.launcher.gateway.calls)
     await cluster.supervisor.tick()
     assert len(cluster.launcher.gateway.calls) == num_calls
-    cluster.launcher.gateway.life += 1
+    await cluster.launcher.gateway.kill()
     await cluster.supervisor.tick()
+    await cluster.supervisor.tick()
+    assert cluster.launcher.launched.count("gateway-0") == 2
     assert cluster.launcher.gateway.calls[num_calls:] == [EVERYONE]
 
 
 async def test_changes_are_reported_once(cluster: Cluster) -> None:
     await cluster.supervisor.start()
     cluster.reports.clear()
-    cluster.worker("decode-0").die(certain=True)
+    cluster.worker("decode-0").die(certain=False)
     for _ in range(3):
         await cluster.supervisor.tick()
-    assert [dict(report)["decode-0"] for report in cluster.reports] == ["lost"]
+    assert [next(s.state for s in report if s.name == "decode-0") for report in cluster.reports] == ["lost"]
 
 
 async def test_one_failed_round_does_not_end_the_watch(cluster: Cluster) -> None:
     await cluster.supervisor.start()
     worker = cluster.worker("decode-0")
     broken, worker.peer_dead = worker.peer_dead, None  # type: ignore[assignment]
-    cluster.worker("prefill-0").restart()
+    cluster.worker("prefill-0").die(certain=True)
     watch = asyncio.create_task(cluster.supervisor.run())
     await asyncio.sleep(0.02)
     worker.peer_dead = broken  # type: ignore[method-assign]
@@ -230,14 +225,14 @@ async def test_the_end_of_the_block_stops_everything_even_if_one_worker_hangs(cl
     async with supervised(cluster.supervisor):
         cluster.worker("decode-0").hangs = True
     assert cluster.launcher.gateway.stopped
-    assert cluster.worker("prefill-0").stopped
-    assert cluster.worker("decode-1").stopped
+    assert cluster.worker("prefill-0").asked == ["stop"]
+    assert cluster.worker("decode-1").asked == ["stop"]
     assert cluster.launcher.is_closed
 
 
 async def test_counts_come_from_every_worker_that_serves(cluster: Cluster) -> None:
     await cluster.supervisor.start()
-    cluster.worker("decode-1").die(certain=True)
+    cluster.worker("decode-1").die(certain=False)
     await cluster.supervisor.tick()
     counts = await cluster.supervisor.counts()
     assert {name: count.held for name, count in counts.items()} == {"prefill-0": 0, "decode-0": 0}

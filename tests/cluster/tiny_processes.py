@@ -8,13 +8,14 @@ from pathlib import Path
 from uuid import uuid4
 
 from baton.actors.engine.updates import BlockCounts
-from baton.actors.messages import PeerAddress, WorkerInfo
+from baton.actors.messages import PeerAddress, Role, WorkerInfo
 from baton.cluster.config import ClusterConfig, WorkerSpec
 
 
 class TinyWorker:
     def __init__(self, spec: WorkerSpec) -> None:
         self._spec = spec
+        self._role = spec.role
 
     async def start(self) -> WorkerInfo:
         if self._spec.config.model == "broken":
@@ -23,9 +24,15 @@ class TinyWorker:
         self.failed = loop.create_future()
         if self._spec.config.model == "fragile":
             loop.call_later(0.1, self.failed.set_exception, RuntimeError("the engine is gone"))
+        self._incarnation = uuid4().hex
+        return self.info()
+
+    busy_s = 0.0
+
+    def info(self) -> WorkerInfo:
         return WorkerInfo(
-            peer=PeerAddress(self._spec.worker_id, "127.0.0.1:1", uuid4().hex),
-            role=self._spec.role,
+            peer=PeerAddress(self._spec.worker_id, "127.0.0.1:1", self._incarnation),
+            role=self._role,
             model=self._spec.config.served_name,
             block_size=self._spec.config.engine.block_size,
             num_blocks=1,
@@ -34,6 +41,15 @@ class TinyWorker:
             metrics_address="127.0.0.1:2",
             pid=os.getpid(),
         )
+
+    def set_role(self, role: Role) -> None:
+        self._role = role
+
+    async def drain(self, wait_s: float) -> None:
+        pass
+
+    async def profile(self, seconds: float) -> bytes:
+        return b"trace"
 
     async def counts(self) -> BlockCounts:
         return BlockCounts(total=1, free=1, cached=0, held=0)
@@ -47,8 +63,8 @@ class TinyWorker:
 
 
 class TinyGateway:
-    def __init__(self, config: ClusterConfig) -> None:
-        self._port = config.router.port
+    def __init__(self, config: ClusterConfig, index: int) -> None:
+        self._port = config.gateway_router(index).port
 
     async def start(self) -> str:
         if self._port == 80:
