@@ -280,9 +280,7 @@ class Worker:
 
     def _start(self, live: Live) -> None:
         submit, request = live.generation.submit, live.generation.submit.request
-        # What is asked about a prompt is found where it is computed, and does not travel.
-        is_own = submit.prefill is None or submit.prefill.incarnation == self.incarnation or request.prompt is not None
-        if submit.prefill is None or is_own:
+        if submit.prefill is None or submit.prefill.incarnation == self.incarnation:
             self._steps.post(lambda engine: engine.submit(request))
         else:
             live.fetch = asyncio.create_task(self._fetch(submit, submit.prefill))
