@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
@@ -47,7 +48,7 @@ class Dispatcher:
         self._router = router
         self._max_attempts = max_attempts
         self._metrics = metrics
-        self.admission = Admission(limits, self._has_room)
+        self.admission = Admission(limits, router.has_room)
         metrics.watch_queue(lambda: self.admission.num_queued, lambda: self.admission.num_queued_tokens)
         membership.on_news = self._on_news
 
@@ -82,7 +83,7 @@ class Dispatcher:
             self.spans.record("queue", request.trace, started, turn)
             while num_lost < self._max_attempts:
                 current = progress.next_request(num_lost + len(gave_up), loop.time() - started)
-                route = self._router.route(current, gave_up, targets=terms.slo, session=terms.session)
+                route = self._route(current, gave_up, terms)
                 charge = self._router.charge(route)
                 place.charged(sum(leg.uncached for leg in route.legs))
                 try:
@@ -111,13 +112,13 @@ class Dispatcher:
             )
         finally:
             place.leave()
-            self.admission.charge_output(place.key, progress.num_tokens)
+            self.admission.note_end(place, progress.num_tokens)
 
-    def _has_room(self) -> bool:
-        prefillers = self._membership.prefillers()
-        return any(worker.has_room for worker in self._membership.decoders()) and (
-            not prefillers or any(worker.has_room for worker in prefillers)
-        )
+    def _route(self, request: Request, gave_up: set[str], terms: Terms) -> Route[WorkerStream]:
+        started = time.perf_counter()
+        route = self._router.route(request, gave_up, targets=terms.slo, session=terms.session)
+        self._metrics.routed(time.perf_counter() - started, is_disaggregated=route.prefill is not None)
+        return route
 
     def _on_news(self, stream: WorkerStream) -> None:
         """A worker has reported, come or gone: perhaps somebody who waits can go, or nobody can any more."""
@@ -128,8 +129,10 @@ class Dispatcher:
             self.admission.refuse_all(_no_workers(reason))
             return
         if self.admission.wants_progress():
-            workers = (*self._membership.decoders(), *self._membership.prefillers())
-            self.admission.note_progress(sum(worker.num_tokens for worker in workers))
+            decoders, prefillers = self._membership.decoders(), self._membership.prefillers()
+            outstanding = sum(worker.num_tokens for worker in (*decoders, *prefillers))
+            has_seat = any(worker.has_seat for worker in decoders)
+            self.admission.note_progress(outstanding, has_seat=has_seat)
         if stream.has_room:
             self.admission.pump()
 
@@ -139,7 +142,7 @@ class Dispatcher:
         """Run the request on one decode worker. Raises StreamLost when another should go on."""
         loop = asyncio.get_running_loop()
         stream, prefill = route.decode.worker, route.prefill
-        deadline = None
+        deadline, sent_at = None, loop.time()
         try:
             mailbox = stream.submit(Submit(request, prefill.worker.info.peer if prefill else None))
             if request.deadline_s is not None:
@@ -151,6 +154,7 @@ class Dispatcher:
                 if is_first:
                     is_first = False
                     charge.on_first_token()
+                    self._metrics.predicted(route.ttft_ms, loop.time() - sent_at)
                 _raise_if_failed(output)
                 yield output
                 if output.finish is not None:

@@ -35,6 +35,7 @@ from baton.router.worker_stream import Reconnect
 
 logger = logging.getLogger(__name__)
 
+KEEP_ALIVE_S = 75  # longer than clients keep theirs, or a request may meet the end of its connection
 WILDCARDS = ("0.0.0.0", "::", "")
 
 
@@ -73,6 +74,7 @@ class Gateway:
             log_config=None,
             access_log=False,
             timeout_graceful_shutdown=1,
+            timeout_keep_alive=KEEP_ALIVE_S,
             ssl_certfile=self._config.tls_cert_file,
             ssl_keyfile=self._config.tls_key_file,
         )

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from baton.actors.guarded import never_fails
 from baton.actors.messages import PhaseTimes
+from baton.router.routing_metrics import RoutingMetrics
 
 # fmt: off
 TTFT_BUCKETS = (.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
@@ -26,6 +27,7 @@ NO_KEY = "none"  # label of requests without an API key
 class Metrics:
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
+        self._routing = RoutingMetrics(registry)
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"baton_gateway_{name}", text, labels, registry=registry)
@@ -133,3 +135,12 @@ class Metrics:
     def set_workers(self, num_decode: int, num_prefill: int) -> None:
         self._workers.labels("decode").set(num_decode)
         self._workers.labels("prefill").set(num_prefill)
+
+    @never_fails
+    def routed(self, seconds: float, *, is_disaggregated: bool) -> None:
+        self._routing.decided(seconds, is_disaggregated=is_disaggregated)
+
+    @never_fails
+    def predicted(self, predicted_ms: float | None, actual_s: float) -> None:
+        """A request's first token came, so long after it was routed."""
+        self._routing.first_token(None if predicted_ms is None else predicted_ms / 1e3, actual_s)

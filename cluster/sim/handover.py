@@ -80,8 +80,11 @@ class Handover:
             self._decode.on_step[id] = lambda: self._decode.post(self._reserve)
             return
         self._decode.on_step.pop(id, None)
+        self._loop.after(self._profile.hop_s, self._on_placed)
+
+    def _on_placed(self) -> None:
         self._has_place = True
-        self._loop.after(self._profile.hop_s, self._send)
+        self._send()
 
     def _send(self) -> None:
         """Write what is ready and has a place; P's link takes one write after the other."""

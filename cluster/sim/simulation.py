@@ -94,8 +94,8 @@ class Simulation:
             max_tokens=config.max_queued_tokens,
             max_wait_s=config.max_queue_s,
         )
-        self._admission = Admission(limits, self._has_room, clock=self.loop.time)
         self._router = Router(self.fleet, self._index, make_policy(config))
+        self._admission = Admission(limits, self._router.has_room, clock=self.loop.time)
         for routed in (*self.fleet.decoders(), *self.fleet.prefillers()):
             self._index.add(routed.incarnation, routed.info.num_blocks)
             self._index.apply(routed.incarnation, KVEvents(snapshot=True))
@@ -147,12 +147,6 @@ class Simulation:
             handover = Handover(request, prefill, decode, self._setup.profile, self.loop, answer.on_first_token)
             self.loop.after(self._setup.profile.hop_s, handover.start)
         place.charged(sum(leg.uncached for leg in route.legs))
-
-    def _has_room(self) -> bool:
-        prefillers = self.fleet.prefillers()
-        return any(worker.has_room for worker in self.fleet.decoders()) and (
-            not prefillers or any(worker.has_room for worker in prefillers)
-        )
 
     def end(self) -> None:
         self._on_end()

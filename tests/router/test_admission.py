@@ -19,7 +19,7 @@ class Desk:
     order: list[Place] = field(default_factory=list[Place])
 
     def __post_init__(self) -> None:
-        self.admission = Admission(self.limits, lambda: self.room > 0, lambda: self.now)
+        self.admission = Admission(self.limits, lambda num_tokens: self.room > 0, lambda: self.now)
 
     def serve(self, num: int = 1, *, seconds: float = 0.0, cached: float = 0.0) -> None:
         """Let `num` more requests go; each is charged, and has its first token `seconds` later."""
@@ -126,6 +126,20 @@ def test_a_request_that_cannot_be_in_time_is_refused_before_it_waits() -> None:
     desk.enter(100, priority=-1, deadline_s=1.0)  # goes before them
 
 
+def test_slow_first_tokens_do_not_shut_the_door_for_ever() -> None:
+    """What was learnt under load must not refuse everybody when the workers are idle again."""
+    desk = limited(max_wait_s=10_000.0)
+    desk.enter(*[100] * 20)
+    desk.serve(20, seconds=30.0)
+    desk.enter(100)
+    with pytest.raises(Overloaded):
+        desk.enter(100, deadline_s=5.0)
+    desk.serve(1, seconds=0.1)
+    desk.room = 1
+    (place,) = desk.enter(100, deadline_s=5.0)
+    assert place.is_released
+
+
 def test_nobody_waits_longer_than_the_limit() -> None:
     desk = limited(max_wait_s=4.0)
     desk.enter(*[100] * 20)
@@ -146,7 +160,7 @@ def test_a_request_whose_time_has_passed_is_refused_at_its_turn() -> None:
 
 
 async def test_the_time_to_wait_ends_by_itself() -> None:
-    admission = Admission(AdmissionLimits(max_wait_s=0.01), lambda: False)
+    admission = Admission(AdmissionLimits(max_wait_s=0.01), lambda num_tokens: False)
     (place,) = admission.enter([10])
     with pytest.raises(Overloaded, match="too long for its turn"):
         await place.wait()
@@ -174,6 +188,25 @@ def test_a_long_prompt_counts_while_it_runs() -> None:
         desk.now = float(second)
         desk.admission.note_progress(100_000 - 5000 * second)
     assert desk.admission.expected_wait_s(1000) == pytest.approx(0.2, rel=0.01)  # no first token in all that time
+
+
+def test_where_seats_are_what_lacks_the_wait_goes_by_how_fast_they_come_free() -> None:
+    desk = Desk()
+    running = desk.enter(*[10_000] * 8)
+    desk.room = 1
+    for place in running:
+        desk.admission.pump()
+        place.charged(10_000)
+        place.leave(has_output=True)
+    desk.room = 0
+    desk.enter(*[100] * 6)
+    for second in range(8):  # all prompts were computed in the first of them; one request ends a second
+        desk.now = float(second)
+        desk.admission.note_progress(80_000 if second == 0 else 0, has_seat=False)
+        desk.admission.note_end(running[second], 50)
+    assert desk.admission.expected_wait_s(100) == pytest.approx(6.0, rel=0.2)
+    desk.admission.note_progress(0, has_seat=True)
+    assert desk.admission.expected_wait_s(100) < 1.0
 
 
 def test_cached_prompts_take_less_time() -> None:

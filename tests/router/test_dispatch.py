@@ -9,7 +9,7 @@ from fake_workers import FakeRunning, FakeWorker, counting
 from rig import a_request, rig, tokens_of, until
 
 from baton.actors.messages import Output, Submit
-from baton.router.config import RouterConfig
+from baton.router.config import PolicyName, RouterConfig
 from baton.router.errors import DeadlineExceeded, NoWorkers, Overloaded, WorkerFailed, WorkerLost
 
 EXPECTED = [1000 + i for i in range(8)]
@@ -276,3 +276,16 @@ async def test_a_warm_worker_that_died_is_not_chosen_for_its_cache() -> None:
         for i in range(10):
             await router.run(a_request(f"r{i}"))
         assert len(cold.submits) == 10
+
+
+async def test_a_decision_and_how_right_its_prediction_was_are_counted() -> None:
+    async with rig(FakeWorker(), config=RouterConfig(policy=PolicyName.COST)) as router:
+        await router.run(a_request())
+        samples = {
+            (sample.name, *sample.labels.values()): sample.value
+            for family in router.metrics.registry.collect()
+            for sample in family.samples
+        }
+        assert samples["baton_router_decisions_total", "alone"] == 1
+        assert samples["baton_router_ttft_error_ratio_count",] == 1
+        assert samples["baton_router_predicted_ttft_seconds_sum",] > 0

@@ -1,0 +1,197 @@
+"""Routing policies on simulated H200s, as tables, JSON and pictures under tests/bench/results.
+
+python tests/bench/routing_sim.py policies DATA [--requests N]   policies on four traces at three loads, 8 workers
+python tests/bench/routing_sim.py cache DATA                     hit rate and spread with room for every prefix
+python tests/bench/routing_sim.py conditional                    prefill apart, never, or as the cost policy chooses
+
+DATA holds mooncake/ and azure/ as their projects publish them (see tests/data/SOURCES.md). The simulator's own file
+says what it simplifies. Conversation arrivals are spread within their timestamp's 3 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from baton.actors.messages import Role
+from baton.cluster.bench.plot import pyplot
+from baton.cluster.sim.results import Summary
+from baton.cluster.sim.simulation import Setup, simulate
+from baton.cluster.sim.trace import ID_TOKENS, Arrival, read_trace, scaled, spread
+from baton.cluster.sim.worker import Profile
+from baton.router.config import PolicyName, RouterConfig
+from baton.router.slo import SloTargets
+
+RESULTS = Path(__file__).parent / "results"
+TARGETS = SloTargets("sim", ttft_s=5.0, itl_s=0.1)
+TIGHT = SloTargets("sim", ttft_s=1.0, itl_s=0.02)  # so that it matters where prompts are prefilled
+TRACES = {  # file, times as fast as recorded: light, busy, at capacity or beyond for eight workers
+    "mooncake conversation": ("mooncake/conversation_trace.first4000.jsonl.gz", (2, 3.5, 5)),
+    "mooncake synthetic": ("mooncake/synthetic_trace.first1500.jsonl.gz", (2, 3.5, 5)),
+    "azure code": ("azure/AzureLLMInferenceTrace_code.first4409.csv.gz", (20, 40, 60)),
+    "azure conversation": ("azure/AzureLLMInferenceTrace_conv.first9683.csv.gz", (20, 35, 50)),
+}
+COMPARED = ("cost", "cache_aware", "dynamo", "least_loaded", "round_robin")
+
+
+def run(
+    policy: str,
+    workers: dict[Role, int],
+    arrivals: Sequence[Arrival],
+    *,
+    kv_tokens: int | None = None,
+    targets: SloTargets = TARGETS,
+) -> Summary:
+    profile = Profile.load()
+    if kv_tokens is not None:
+        profile = msgspec.structs.replace(profile, kv_tokens=kv_tokens)
+    config = RouterConfig(policy=PolicyName(policy))
+    setup = Setup(workers=workers, router=config, profile=profile, targets=targets, block_size=ID_TOKENS)
+    return simulate(setup, arrivals)
+
+
+def load(data: Path, name: str, speed: float, num_requests: int | None) -> list[Arrival]:
+    return scaled(spread(read_trace(data / TRACES[name][0]))[:num_requests], speed)
+
+
+def policies(data: Path, num_requests: int | None) -> None:
+    """Write the goodput of each policy on each trace and load."""
+    rows: list[dict[str, Any]] = []
+    table = Table("trace", "speed", "offered/s", *COMPARED, title="share of requests within targets (hit rate)")
+    for name, (_, speeds) in TRACES.items():
+        for speed in speeds:
+            arrivals = load(data, name, speed, num_requests)
+            runs = [run(policy, {"both": 8}, arrivals) for policy in COMPARED]
+            rows += [{"trace": name, "speed": speed, **msgspec.to_builtins(summary)} for summary in runs]
+            cells = [f"{summary.good_share:.3f} ({summary.hit_rate:.3f})" for summary in runs]
+            table.add_row(name, str(speed), f"{runs[0].offered:.1f}", *cells)
+            print(name, speed, cells, flush=True)
+    Console(width=160).print(table)
+    write("routing-policies", {"ttft_s": TARGETS.ttft_s, "itl_s": TARGETS.itl_s, "rows": rows})
+    draw_policies(rows)
+
+
+def cache(data: Path) -> None:
+    """Write how near the hit rate comes to that of one endless cache, where nothing must be evicted."""
+    arrivals = load(data, "mooncake conversation", 3, None)
+    rows = [msgspec.to_builtins(run(policy, {"both": 8}, arrivals, kv_tokens=8_000_000)) for policy in COMPARED]
+    for row in rows:
+        share = row["hit_rate"] / row["ideal_hit_rate"]
+        print(f"{row['policy']:12} hits {row['hit_rate']:.4f} = {share:.1%} of ideal, spread {row['load_spread']:.3f}")
+    write("routing-cache", {"speed": 3, "kv_tokens": 8_000_000, "rows": rows})
+
+
+def made_up(prompt_len: int, output_len: int, rate: float, seconds: float) -> list[Arrival]:
+    """Poisson arrivals of prompts that share nothing; lengths vary by a fifth either way."""
+    chance = random.Random(7)
+    arrivals: list[Arrival] = []
+    now, next_id = 0.0, 1
+    while (now := now + chance.expovariate(rate)) < seconds:
+        length = round(prompt_len * chance.uniform(0.8, 1.2))
+        num_ids = -(-length // ID_TOKENS)
+        output = max(round(output_len * chance.uniform(0.8, 1.2)), 1)
+        arrivals.append(Arrival(now, length, output, tuple(range(next_id, next_id + num_ids))))
+        next_id += num_ids
+    return arrivals
+
+
+def capacity(prompt_len: int, output_len: int, num_workers: int) -> float:
+    """Requests a second that keep `num_workers` busy, decoding in batches of 32: what loads are fractions of."""
+    cost = Profile.load().cost_ms
+    prefill_ms = prompt_len * (cost["prefill_token_ms"] + cost["prefill_context_ms"] * prompt_len / 2)
+    kv_ms = cost["decode_token_ms"] * (prompt_len + output_len / 2)
+    return 1e3 * num_workers / (prefill_ms + output_len * (cost["constant_ms"] / 32 + cost["decode_ms"] + kv_ms))
+
+
+def conditional(num_workers: int = 4) -> None:
+    """Write goodput over prompt length, output length and load: 2P2D always apart, 4 workers never, 2P2D by cost.
+
+    `cost` runs on the same prefill and decode workers as `apart`; `alone` names them all `both`.
+    """
+    rows: list[dict[str, Any]] = []
+    half = num_workers // 2
+    split: dict[Role, int] = {"prefill": half, "decode": num_workers - half}
+    for prompt_len in (512, 2048, 8192):
+        for output_len in (16, 128, 512):
+            for share in (0.5, 0.8, 1.1):
+                rate = share * capacity(prompt_len, output_len, num_workers)
+                arrivals = made_up(prompt_len, output_len, rate, 300 / rate)
+                goodput = {
+                    "apart": run("least_loaded", split, arrivals, targets=TIGHT).goodput,
+                    "alone": run("least_loaded", {"both": num_workers}, arrivals, targets=TIGHT).goodput,
+                    "cost": run("cost", split, arrivals, targets=TIGHT).goodput,
+                }
+                row = {"prompt": prompt_len, "output": output_len, "load": share, "requests": len(arrivals), **goodput}
+                rows.append(row)
+                print(json.dumps(row), flush=True)
+    write("routing-conditional", {"workers": num_workers, "rows": rows})
+    draw_conditional(rows)
+
+
+def write(name: str, result: dict[str, Any]) -> None:
+    path = RESULTS / f"{name}-{time.strftime('%Y-%m-%d')}.json"
+    path.write_text(json.dumps({"profile": Profile.load().source, **result}, indent=1) + "\n")
+    print(path)
+
+
+def draw_policies(rows: Sequence[dict[str, Any]]) -> None:
+    figure, axes = pyplot().subplots(1, len(TRACES), figsize=(18, 4), layout="constrained", sharey=True)
+    for axis, name in zip(axes, TRACES, strict=True):
+        for policy in COMPARED:
+            mine = [row for row in rows if row["trace"] == name and row["policy"] == policy]
+            axis.plot([row["offered"] for row in mine], [row["good_share"] for row in mine], "o-", label=policy)
+        axis.set(title=name, xlabel="requests a second")
+    axes[0].set(ylabel="share within targets")
+    axes[0].legend()
+    figure.savefig(RESULTS / "routing-policies.png", dpi=110)
+
+
+def draw_conditional(rows: Sequence[dict[str, Any]]) -> None:
+    prompts, outputs = (sorted({row[key] for row in rows}) for key in ("prompt", "output"))
+    loads = sorted({row["load"] for row in rows})
+    figure, axes = pyplot().subplots(1, len(loads), figsize=(5 * len(loads), 4), layout="constrained")
+    for axis, share in zip(axes, loads, strict=True):
+        cells = {(row["prompt"], row["output"]): row for row in rows if row["load"] == share}
+        grid = [[ratio(cells[prompt, output]) for prompt in prompts] for output in outputs]
+        axis.imshow(grid, vmin=0.9, vmax=1.1, cmap="RdYlGn", origin="lower")
+        for y, line in enumerate(grid):
+            for x, value in enumerate(line):
+                axis.text(x, y, f"{value:.2f}", ha="center", va="center")
+        axis.set(title=f"load {share}", xlabel="prompt tokens", ylabel="output tokens")
+        axis.set_xticks(range(len(prompts)), prompts)
+        axis.set_yticks(range(len(outputs)), outputs)
+    figure.suptitle("goodput of the cost policy over the better of always apart and never")
+    figure.savefig(RESULTS / "routing-conditional.png", dpi=110)
+
+
+def ratio(row: dict[str, Any]) -> float:
+    return row["cost"] / max(row["apart"], row["alone"], 1e-9)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("policies", "cache", "conditional"))
+    parser.add_argument("data", type=Path, nargs="?")
+    parser.add_argument("--requests", type=int, default=None, help="of each trace; all if left out")
+    arguments = parser.parse_args()
+    if arguments.what == "conditional":
+        conditional()
+    elif arguments.data is None:
+        parser.error(f"{arguments.what} needs the folder of the traces")
+    elif arguments.what == "cache":
+        cache(arguments.data)
+    else:
+        policies(arguments.data, arguments.requests)
+
+
+if __name__ == "__main__":
+    main()
