@@ -13,7 +13,7 @@ from baton.actors.step_loop import StepLoop
 
 
 async def profile_steps(steps: StepLoop, seconds: float) -> bytes:
-    """Record for `seconds`; return a gzipped Chrome trace. Raises RuntimeError while another profile is recorded."""
+    """Record for `seconds`; return a gzipped Chrome trace. One at a time."""
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])
     recorder = profile(activities=activities)
     await steps.call(lambda _: recorder.start())  # operators are recorded on the thread that starts it

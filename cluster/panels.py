@@ -272,6 +272,38 @@ ROUTER = (
         quantiles("baton_gateway_queue_wait_seconds", 0.5, 0.99),
     ),
     Panel(
+        "Paths",
+        "short",
+        "requests sent to workers a second: prefilled by a peer, or alone where they decode",
+        (rates("baton_router_decisions_total", "path"),),
+        stacked=True,
+    ),
+    Panel(
+        "Time to decide",
+        "s",
+        "to choose the workers of a request",
+        quantiles("baton_router_decision_seconds", 0.5, 0.99),
+    ),
+    Panel(
+        "Predicted and actual first token",
+        "s",
+        "means, from the decision on",
+        tuple(
+            Query(
+                f"sum(rate(baton_router_{kind}_ttft_seconds_sum[{R}]))"
+                f" / sum(rate(baton_router_{kind}_ttft_seconds_count[{R}]))",
+                kind,
+            )
+            for kind in ("predicted", "actual")
+        ),
+    ),
+    Panel(
+        "Prediction error",
+        "percentunit",
+        "of single requests, as a share of what came true",
+        quantiles("baton_router_ttft_error_ratio", 0.5, 0.9),
+    ),
+    Panel(
         "Migrations",
         "short",
         "sequences a second that went on with another worker: theirs was lost, or drained and handed them back",

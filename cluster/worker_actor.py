@@ -73,6 +73,7 @@ class WorkerActor:
         self._build = build
         self._worker: ServingWorker | None = None
         self._startup = Startup(self._start)
+        self._profiling = asyncio.Lock()  # torch aborts the process that begins a second profile beside the first
 
     async def _start(self) -> WorkerInfo:
         worker = self._build(self._spec)
@@ -114,7 +115,8 @@ class WorkerActor:
         return self._ready.info()
 
     async def profile(self, seconds: float) -> bytes:
-        return await self._ready.profile(seconds)
+        async with self._profiling:
+            return await self._ready.profile(seconds)
 
     async def stop(self) -> None:
         await self._startup.cancel()

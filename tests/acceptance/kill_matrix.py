@@ -28,7 +28,7 @@ from tests.cluster.fake_cluster import build_fake_worker, fake_config
 from tests.cluster.load import Account, Load
 
 NAME = "matrix"
-CALM_S = 2.0
+CALM_S = 1.0
 LIMIT_S = 120.0
 TABLE = Path(__file__).with_name("KILLS.md")
 

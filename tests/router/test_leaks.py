@@ -13,6 +13,7 @@ from baton.actors.messages import Role
 from baton.actors.worker import Worker
 from baton.router.config import RouterConfig
 from baton.router.gateway import Gateway
+from baton.router.generation_config import SamplingDefaults
 from baton.router.tokenizer import Tokenizer
 from baton.transfer.config import TransferConfig
 from tests.actors.fake_engine import build_fake_engine
@@ -74,7 +75,7 @@ async def test_containers_do_not_grow_with_requests(tokenizer: Tokenizer) -> Non
     num_requests = 80
     workers = [worker("prefill"), worker("decode")]
     gateway = Gateway(RouterConfig(), "unused", "fake")
-    port = int((await gateway.serve(tokenizer)).rpartition(":")[2])
+    port = int((await gateway.serve(tokenizer, SamplingDefaults())).rpartition(":")[2])
     try:
         await gateway.set_workers([await worker.start() for worker in workers])
         await until(lambda: gateway.membership.decoders() and gateway.membership.prefillers())

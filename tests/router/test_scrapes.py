@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from baton.router.config import RouterConfig
 from baton.router.gateway import Gateway
+from baton.router.generation_config import SamplingDefaults
 from baton.router.tokenizer import Tokenizer
 from tests.router.rig import until
 
@@ -29,7 +30,7 @@ async def test_counters_of_four_gateways_only_grow(tokenizer: Tokenizer) -> None
     worker = FakeWorker(worker_id="w0")
     info = await worker.start()
     gateways = [Gateway(RouterConfig(drain_s=0), "unused", "m") for _ in range(4)]
-    clients = [httpx.AsyncClient(base_url=await gateway.serve(tokenizer)) for gateway in gateways]
+    clients = [httpx.AsyncClient(base_url=await gateway.serve(tokenizer, SamplingDefaults())) for gateway in gateways]
     try:
         for gateway in gateways:
             await gateway.set_workers([info])

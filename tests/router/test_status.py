@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import AsyncIterator
 from io import StringIO
+from pathlib import Path
 
 import msgspec
 import pytest
 from fake_workers import FakeWorker
 from rich.console import Console
 from rig import served
+from test_playground import browser
 
 from baton.cluster.top import run_top
 from baton.router.status import GatewayStatus, _quantile
@@ -56,3 +59,19 @@ def test_a_quantile_lies_inside_its_bucket(share: float, expected: float) -> Non
 def test_no_observation_has_no_quantile_and_the_last_bucket_no_end() -> None:
     assert _quantile({0.1: 3.0, math.inf: 3.0}, {0.1: 3.0, math.inf: 3.0}, 0.5) is None
     assert _quantile({}, {0.1: 0.0, math.inf: 2.0}, 0.5) == 0.1
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+async def test_the_page_shows_workers_and_figures_as_they_change(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    workers = [FakeWorker(worker_id="decode-0", role="decode"), FakeWorker(worker_id="prefill-0", role="prefill")]
+    async with asyncio.timeout(110), browser(tmp_path / "profile") as page, served(tokenizer, *workers) as gateway:
+        await page.call("url", url=f"{gateway.url}/status")
+        await page.until("document.querySelectorAll('#workers tr').length === 2")
+        await gateway.complete(max_tokens=3)
+        await page.until("document.querySelectorAll('dd')[1].textContent !== '0.0'")
+        text = await page.run("return document.body.innerText")
+        assert "decode-0" in text and "goodput, tokens/s" in text and "TTFT p50" in text
+        assert (await page.screenshot()).startswith(b"\x89PNG")
+        await gateway.gateway.set_workers([workers[0].info()])
+        await page.until("document.querySelectorAll('#workers tr').length === 1")

@@ -20,6 +20,7 @@ from baton.actors.spans import make_spans
 from baton.actors.worker import Worker
 from baton.router.config import RouterConfig
 from baton.router.gateway import Gateway
+from baton.router.generation_config import SamplingDefaults
 from baton.router.tokenizer import Tokenizer
 from baton.transfer.config import TransferConfig
 from tests.actors.fake_engine import build_fake_engine
@@ -110,7 +111,7 @@ async def test_spans_of_all_processes_add_up_to_the_time_to_first_token(
     workers = [worker("prefill", tracing), worker("decode", tracing)]
     gateway = Gateway(RouterConfig(), "unused", "fake")
     gateway.spans = make_spans(tracing, "gateway")
-    async with httpx.AsyncClient(base_url=await gateway.serve(tokenizer), timeout=20) as http:
+    async with httpx.AsyncClient(base_url=await gateway.serve(tokenizer, SamplingDefaults()), timeout=20) as http:
         await gateway.set_workers([await worker.start() for worker in workers])
         await until(lambda: gateway.membership.decoders() and gateway.membership.prefillers())
         body = {"model": "fake", "prompt": [1] * 60, "max_tokens": 4, "ignore_eos": True}
