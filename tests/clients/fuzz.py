@@ -34,7 +34,7 @@ def main() -> None:
     fuzz(tokenizer, num_batches)
     print(f"{num_batches * BATCH} mutated bodies: no 5xx, worker and /health well, {time.monotonic() - start:.0f} s")
     if options.bin is not None:
-        asyncio.run(run_schemathesis(tokenizer, options.bin))
+        asyncio.run(run_schemathesis(tokenizer, options.bin.resolve()))
     tokenizer.close()
 
 
