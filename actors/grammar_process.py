@@ -98,9 +98,9 @@ def _compile(job: Job, compiler: xgrammar.GrammarCompiler) -> Verdict:
     os.dup2(warnings, 2)
     try:
         compiler.compile_structural_tag(job.text)
-    except MemoryError:
-        raise
     except Exception as error:  # of many types, all of them about the grammar
+        if "bad_alloc" in str(error):
+            raise MemoryError from error
         return Verdict(job.number, refusal=_reason(str(error)))
     told = os.pread(warnings, 4096, 0).decode(errors="replace")
     return Verdict(job.number, refusal=_reason(told) if told.strip() else "")

@@ -97,6 +97,7 @@ class _Process:
         theirs.close()  # so that its end ends the line
         self._asked: dict[int, asyncio.Future[Verdict]] = {}
         self._num_asked = 0
+        self._sending = asyncio.Lock()  # a long job goes out in many pieces, from a thread
         self.is_lost = False
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._line.fileno(), self._read)
@@ -106,7 +107,8 @@ class _Process:
         future = self._asked[self._num_asked] = self._loop.create_future()
         job = encode_job(Job(self._num_asked, text))
         try:
-            await asyncio.to_thread(self._line.send_bytes, job)
+            async with self._sending:
+                await asyncio.to_thread(self._line.send_bytes, job)
         except OSError:
             self._lose()
         return await future

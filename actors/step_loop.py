@@ -42,7 +42,7 @@ class StepReport:
     cost: StepCost | None
     step_s: float
 
-    def load(self, *, num_importing: int) -> Load:
+    def load(self, num_importing: int) -> Load:
         """What the gateways are told of it."""
         return Load(
             num_running=self.num_running,

@@ -280,9 +280,7 @@ class Worker:
 
     def _start(self, live: Live) -> None:
         submit, request = live.generation.submit, live.generation.submit.request
-        # What is asked about a prompt is found where it is computed, and does not travel.
-        is_own = submit.prefill is None or submit.prefill.incarnation == self.incarnation or request.prompt is not None
-        if submit.prefill is None or is_own:
+        if submit.prefill is None or submit.prefill.incarnation == self.incarnation:
             self._steps.post(lambda engine: engine.submit(request))
         else:
             live.fetch = asyncio.create_task(self._fetch(submit, submit.prefill))
@@ -345,7 +343,7 @@ class Worker:
                 self._on_update(update)
         self._metrics.on_report(report)
         self._view.apply(report.events)
-        load = report.load(num_importing=len(self._decode))
+        load = report.load(len(self._decode))
         for session in self._sessions:
             session.add_state(load, report.events)
         self._decode.on_step()

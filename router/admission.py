@@ -40,6 +40,7 @@ class Admission:
         self._clock = clock
         self._queue = FairQueue()
         self._pace = _Pace()
+        self._turnover = _Turnover()
         self._service_s = 0.0  # from a request's turn to its first token, on average
         self._released: Place | None = None  # its request is not charged to a worker yet, so `has_room` is stale
         self.num_requests = 0
@@ -69,10 +70,10 @@ class Admission:
             raise self._refusal(f"{self.num_tokens} prompt tokens are waiting, the limit is {limits.max_tokens}")
         latest_s = self._latest_release_s(num_tokens, deadline_s)
         wait_s = self.expected_wait_s(num_tokens, key, priority)
-        if wait_s > latest_s:
+        if wait_s > latest_s and not self._is_open(num_tokens):  # whoever need not wait may try: estimates grow old
             raise self._refusal(f"a wait of {wait_s:.1f} s is expected, more than {max(latest_s, 0):.1f} s is too long")
         now = self._clock()
-        places = [Place(self, prompt_len, key, priority, now + latest_s) for prompt_len in prompt_lens]
+        places = [Place(self, prompt_len, key, priority, now + max(latest_s, 0.0)) for prompt_len in prompt_lens]
         for place in places:
             self.num_requests += 1
             self.num_tokens += place.num_tokens
@@ -84,7 +85,9 @@ class Admission:
         """Estimate how long a request would wait here that came now; 0 while there is nothing to go by."""
         if not self._queue:
             return 0.0
-        return self._pace.seconds(self._queue.tokens_ahead(num_tokens, key, priority))
+        ahead = self._queue.tokens_ahead(num_tokens, key, priority)
+        num_ahead = ahead * len(self._queue) / self._queue.num_tokens
+        return max(self._pace.seconds(ahead), self._turnover.seconds(num_ahead))
 
     def pump(self) -> None:
         """Release whose turn it is, if the workers have room. One at a time: the next when that one is charged."""
@@ -102,15 +105,16 @@ class Admission:
             place.released_at = now
             place.settle(None)
         if not self._queue:
-            self._pace.pause()
+            self._pause()
 
     def wants_progress(self) -> bool:
         """Whether it is time for `note_progress`: while somebody waits, a few times a second."""
         return bool(self._queue) and self._pace.is_due(self._clock())
 
-    def note_progress(self, outstanding: int) -> None:
-        """Learn how many prompt tokens the workers have yet to compute: what the pace is measured by."""
+    def note_progress(self, outstanding: int, *, has_seat: bool = True) -> None:
+        """Learn how many prompt tokens the workers have yet to compute, and whether any could run one more sequence."""
         self._pace.note(outstanding, self._clock())
+        self._turnover.note(has_seat, self._clock())
 
     def refuse_all(self, error: RouterError) -> None:
         """Nobody can serve what waits."""
@@ -118,14 +122,16 @@ class Admission:
             assert isinstance(place, Place)
             self._queue.remove(place)
             place.settle(error)
-        self._pace.pause()
+        self._pause()
 
     def too_late(self) -> Overloaded:
         return self._refusal("the request waited too long for its turn")
 
-    def charge_output(self, key: str, num_tokens: int) -> None:
-        """A key's request has generated tokens: they count towards its share."""
-        self._queue.charge(key, num_tokens)
+    def note_end(self, place: Place, num_output: int) -> None:
+        """A request has ended: its seat is free, and what it generated counts towards its key's share."""
+        self._queue.charge(place.key, num_output)
+        if place.is_released:
+            self._turnover.num_ended += 1
 
     def now(self) -> float:
         return self._clock()
@@ -151,6 +157,14 @@ class Admission:
         if self._released is place:
             self._released = None
             self.pump()
+
+    def _pause(self) -> None:
+        """Nobody waits: what follows says nothing of what the workers could do."""
+        self._pace.pause()
+        self._turnover.pause()
+
+    def _is_open(self, num_tokens: int) -> bool:
+        return not self._queue and self._released is None and self._has_room(num_tokens)
 
     def _latest_release_s(self, num_tokens: int, deadline_s: float | None) -> float:
         if deadline_s is None:
@@ -248,7 +262,6 @@ class _Pace:
         self._seconds = self._seconds * fade + elapsed_s
 
     def pause(self) -> None:
-        """Nobody waits: what follows says nothing of what the workers could do."""
         self._last = None
 
     def seconds(self, num_tokens: int) -> float:
@@ -256,3 +269,31 @@ class _Pace:
         if self._seconds < MIN_MEASURED_S or not self._tokens:
             return 0.0
         return num_tokens * self._uncached * self._seconds / self._tokens
+
+
+class _Turnover:
+    """How many requests end a second while every seat is taken: what those who wait for one get."""
+
+    def __init__(self) -> None:
+        self.num_ended = 0  # since the last note
+        self._ended = 0.0
+        self._seconds = 0.0
+        self._since: float | None = None  # of the last note, if no seat was free then
+
+    def note(self, has_seat: bool, now: float) -> None:
+        if self._since is not None:
+            elapsed_s = now - self._since
+            fade = math.exp(-elapsed_s / PACE_S)
+            self._ended = self._ended * fade + self.num_ended
+            self._seconds = self._seconds * fade + elapsed_s
+        self.num_ended = 0
+        self._since = None if has_seat else now
+
+    def pause(self) -> None:
+        self._since = None
+
+    def seconds(self, num_requests: float) -> float:
+        """Return how long so many wait for seats; 0 while seats are free or that is not known."""
+        if self._since is None or self._seconds < MIN_MEASURED_S or not self._ended:
+            return 0.0
+        return num_requests * self._seconds / self._ended

@@ -74,11 +74,12 @@ class RouterConfig(BaseModel):
     port: Annotated[int, Field(ge=0, le=65535)] = 0  # 0 = any free port
     advertise_host: str | None = None  # what `Gateway.start` returns when `host` is a wildcard
 
-    policy: PolicyName = PolicyName.CACHE_AWARE
+    policy: PolicyName = PolicyName.COST
     cache_aware: CacheAwareLimits = CacheAwareLimits()
     predicted_prefix_s: Seconds = 5.0  # how long a prefix counts as cached where it was just sent
 
     max_body_bytes: Count = 8 * 2**20
+    max_held_body_bytes: Count = 256 * 2**20  # of all bodies that are being read; an only one may be larger
     max_queued_requests: Count = 1024  # sequences without a first token yet
     max_queued_tokens: Count = 2_000_000  # their prompt tokens
     max_queue_s: Seconds = 30.0  # in the gateway's queue; whoever would wait longer is refused at once
@@ -90,6 +91,8 @@ class RouterConfig(BaseModel):
     reconnect_max_s: Seconds = 2.0
     drain_s: Annotated[float, Field(ge=0)] = 30.0  # `stop` waits this long for running requests
     tokenizer_threads: Count = 2
+    # How the model writes tool calls; auto = as its chat template says.
+    tool_dialect: Literal["auto", "hermes", "llama3", "mistral", "pythonic"] = "auto"
 
     api_keys: tuple[ApiKey, ...] = ()  # with those of the file; none in all = everybody may call
     api_keys_file: Path | None = None  # a YAML list of the same

@@ -112,7 +112,7 @@ class Dispatcher:
             )
         finally:
             place.leave()
-            self.admission.charge_output(place.key, progress.num_tokens)
+            self.admission.note_end(place, progress.num_tokens)
 
     def _route(self, request: Request, gave_up: set[str], terms: Terms) -> Route[WorkerStream]:
         started = time.perf_counter()
@@ -129,8 +129,10 @@ class Dispatcher:
             self.admission.refuse_all(_no_workers(reason))
             return
         if self.admission.wants_progress():
-            workers = (*self._membership.decoders(), *self._membership.prefillers())
-            self.admission.note_progress(sum(worker.num_tokens for worker in workers))
+            decoders, prefillers = self._membership.decoders(), self._membership.prefillers()
+            outstanding = sum(worker.num_tokens for worker in (*decoders, *prefillers))
+            has_seat = any(worker.has_seat for worker in decoders)
+            self.admission.note_progress(outstanding, has_seat=has_seat)
         if stream.has_room:
             self.admission.pump()
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,8 @@ from baton.actors.step_cost import StepCost
 Column = NDArray[np.float64]
 
 
-SPARE_SEQUENCES = 4  # that may wait on a worker for a seat
+NUM_FIGURES = 14
+SPARE_SEQUENCES = 1  # that may wait on a worker for a seat
 MIN_AVAILABLE = 0.05  # share of a worker's blocks, free or cached, below which what runs there needs them itself
 
 
@@ -44,10 +45,9 @@ class RoutedWorker:
         # a request for a prefill worker comes by way of another: only the second report after it surely counts it.
         self._fresh = Tally()
         self._recent = Tally()
-
-    @property
-    def incarnation(self) -> str:
-        return self.info.peer.incarnation
+        self.incarnation = info.peer.incarnation
+        self.figures: Column = np.empty(NUM_FIGURES)  # what policies look at; see `refresh`
+        self.refresh()
 
     @property
     def num_requests(self) -> int:
@@ -75,14 +75,17 @@ class RoutedWorker:
     def has_room(self) -> bool:
         """Whether another request would start soon, so that it need not wait where its turn can still be decided.
 
-        A worker always has work for two steps, and a few sequences for seats that come free.
+        A worker always has work for two steps, and a sequence for the next seat that comes free.
         """
+        return self.num_requests == 0 or (self.num_tokens < 2 * self.info.step_tokens and self.has_seat)
+
+    @property
+    def has_seat(self) -> bool:
+        """Whether one more sequence could run, or nearly."""
         info, load = self.info, self.load
-        num_requests = self.num_requests
         num_available = load.blocks_free + load.blocks_cached
-        return num_requests == 0 or (
-            num_requests < info.max_sequences + SPARE_SEQUENCES
-            and self.num_tokens < 2 * info.step_tokens
+        return (
+            self.num_requests < info.max_sequences + SPARE_SEQUENCES
             and load.num_waiting < SPARE_SEQUENCES
             and (num_available + load.blocks_held == 0 or num_available > MIN_AVAILABLE * info.num_blocks)
         )
@@ -92,9 +95,13 @@ class RoutedWorker:
         if load.cost is not None:
             self.cost = load.cost
         self._recent, self._fresh = self._fresh, Tally()
+        self.refresh()
 
     def charge(self, num_tokens: int, context: float) -> Tally:
-        """Count one request more. What is released before a report can count it must come off the returned tally."""
+        """Count one request more. What is released before a report can count it must come off the returned tally.
+
+        Whoever does that calls `refresh` then.
+        """
         self.num_own_requests += 1
         self.num_own_tokens += num_tokens
         self.num_own_prefills += num_tokens > 0
@@ -102,78 +109,103 @@ class RoutedWorker:
         self._fresh.num_requests += 1
         self._fresh.num_tokens += num_tokens
         self._fresh.context += context
+        self.refresh()
         return self._fresh
 
+    def refresh(self) -> None:
+        """Bring `figures` up to date: decisions read them far more often than they change."""
+        info, load, cost = self.info, self.load, self.cost
+        self.figures[:] = (
+            self.num_requests,
+            self.num_tokens,
+            self.num_dispatched,
+            self.num_own_prefills,
+            self.prefill_ms,
+            load.prefill_share,
+            self.kv_tokens,
+            info.num_blocks * info.block_size,
+            info.step_tokens,
+            cost.constant_ms,
+            cost.prefill_token_ms,
+            cost.prefill_context_ms,
+            cost.decode_ms,
+            cost.decode_token_ms,
+        )
 
-class Pool:
-    """The workers that may take one part of one request, as columns: row i is worker i. Made when first asked for."""
 
-    def __init__(self, workers: Sequence[RoutedWorker], match: Callable[[int], Mapping[str, int]]) -> None:
-        """`match` counts, for a block size, the prompt's leading blocks that each incarnation holds, if any."""
+W = TypeVar("W", bound=RoutedWorker)
+
+
+class Roster(Generic[W]):
+    """A fixed list of workers whose figures lie side by side. Of the rosters that name a worker the newest is true."""
+
+    def __init__(self, workers: Sequence[W]) -> None:
         self.workers = workers
-        self._match = match
+        self.incarnations = tuple(worker.incarnation for worker in workers)
+        self.block_sizes = np.array([worker.info.block_size for worker in workers])
+        self.distinct_sizes = tuple({worker.info.block_size for worker in workers})
+        self.figures = np.array([worker.figures for worker in workers]).reshape(-1, NUM_FIGURES)
+        for worker, row in zip(workers, self.figures, strict=True):
+            worker.figures = row
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The workers that may take one part of one request, as columns: row i is worker i."""
+
+    workers: Sequence[RoutedWorker]
+    figures: NDArray[np.float64]  # as `RoutedWorker.refresh` notes them, [worker][figure]
+    cached: Column  # leading tokens of the prompt that each holds
 
     def __len__(self) -> int:
         return len(self.workers)
 
     def only(self, row: int) -> Pool:
-        return Pool(self.workers[row : row + 1], self._match)
+        return Pool(self.workers[row : row + 1], self.figures[row : row + 1], self.cached[row : row + 1])
 
-    @cached_property
-    def cached(self) -> Column:
-        """Leading tokens of the prompt that each holds."""
-        infos = [worker.info for worker in self.workers]
-        matched = {size: self._match(size) for size in {info.block_size for info in infos}}
-        tokens = [matched[info.block_size].get(info.peer.incarnation, 0) * info.block_size for info in infos]
-        return np.array(tokens, dtype=np.float64)
-
-    @cached_property
+    @property
     def num_requests(self) -> Column:
         """There now, running and waiting."""
-        return np.array([worker.num_requests for worker in self.workers], dtype=np.float64)
+        return self.figures[:, 0]
 
-    @cached_property
+    @property
     def num_tokens(self) -> Column:
         """Uncached prompt tokens that each has yet to compute."""
-        return np.array([worker.num_tokens for worker in self.workers], dtype=np.float64)
+        return self.figures[:, 1]
 
-    @cached_property
+    @property
     def num_dispatched(self) -> Column:
         """Requests ever sent there: what breaks ties."""
-        return np.array([worker.num_dispatched for worker in self.workers], dtype=np.float64)
+        return self.figures[:, 2]
 
-    @cached_property
+    @property
     def num_prefills(self) -> Column:
         """Own requests there that have no first token yet."""
-        return np.array([worker.num_own_prefills for worker in self.workers], dtype=np.float64)
+        return self.figures[:, 3]
 
-    @cached_property
+    @property
     def prefill_ms(self) -> Column:
-        return np.array([worker.prefill_ms for worker in self.workers], dtype=np.float64)
+        return self.figures[:, 4]
 
-    @cached_property
+    @property
     def prefill_share(self) -> Column:
-        return np.array([worker.load.prefill_share for worker in self.workers], dtype=np.float64)
+        return self.figures[:, 5]
 
-    @cached_property
+    @property
     def kv_tokens(self) -> Column:
-        return np.array([worker.kv_tokens for worker in self.workers], dtype=np.float64)
+        return self.figures[:, 6]
 
-    @cached_property
+    @property
     def capacity(self) -> Column:
         """KV tokens that fit."""
-        return np.array([worker.info.num_blocks * worker.info.block_size for worker in self.workers], dtype=np.float64)
+        return self.figures[:, 7]
 
-    @cached_property
+    @property
     def step_tokens(self) -> Column:
         """Tokens that one step computes at most."""
-        return np.array([worker.info.step_tokens for worker in self.workers], dtype=np.float64)
+        return self.figures[:, 8]
 
-    @cached_property
+    @property
     def costs(self) -> NDArray[np.float64]:
         """Coefficients as columns [part of StepCost][worker]."""
-        rows = [
-            (c.constant_ms, c.prefill_token_ms, c.prefill_context_ms, c.decode_ms, c.decode_token_ms)
-            for c in (worker.cost for worker in self.workers)
-        ]
-        return np.array(rows, dtype=np.float64).T
+        return self.figures[:, 9:].T

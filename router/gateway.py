@@ -30,10 +30,12 @@ from baton.router.routes import make_app
 from baton.router.routing import Router
 from baton.router.service import Backend, Service
 from baton.router.tokenizer import Tokenizer
+from baton.router.tools.registry import find_dialect
 from baton.router.worker_stream import Reconnect
 
 logger = logging.getLogger(__name__)
 
+KEEP_ALIVE_S = 75  # longer than clients keep theirs, or a request may meet the end of its connection
 WILDCARDS = ("0.0.0.0", "::", "")
 
 
@@ -72,6 +74,7 @@ class Gateway:
             log_config=None,
             access_log=False,
             timeout_graceful_shutdown=1,
+            timeout_keep_alive=KEEP_ALIVE_S,
             ssl_certfile=self._config.tls_cert_file,
             ssl_keyfile=self._config.tls_key_file,
         )
@@ -111,6 +114,7 @@ class Gateway:
         dispatcher = Dispatcher(self.membership, router, limits, self.metrics, max_attempts=config.max_attempts)
         dispatcher.spans = self.spans
         backend = Backend(self.membership, dispatcher, self.metrics, self.spans)
+        tokenizer.dialect = find_dialect(config.tool_dialect, tokenizer.chat_template)
         return Service(config, self._model_name, tokenizer, backend, defaults)
 
 

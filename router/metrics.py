@@ -27,7 +27,6 @@ NO_KEY = "none"  # label of requests without an API key
 class Metrics:
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-
         self._routing = RoutingMetrics(registry)
 
         def counter(name: str, text: str, *labels: str) -> Counter:

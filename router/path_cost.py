@@ -16,6 +16,8 @@ from baton.router.fleet import Column, Pool
 from baton.router.policy import Ask, Choice, first_of
 
 HAND_OVER_MS = 2.0  # messages between P and D until D's first own step
+MAX_SHARE = 0.97  # of prefill that a worker's decode steps can live beside
+NEAR = 0.6  # share of a target from which on a prediction is a risk
 TIE_MS = 0.5  # costs closer than this are equal: the workers take turns
 
 
@@ -30,6 +32,7 @@ class Weights:
     work: float = 3.0  # of prefill: capacity that later requests will lack
     beside: float = 1.0  # of other prompts, whose chunks will share the request's decode steps
     running: float = 1.0  # by which a running sequence is held up, on a fleet that is busy
+    held_up: float = 0.3  # by which it is held up, where prefill could be apart
     decode: float = 0.05  # of the request's own decode steps, and of others' by its being there
     idle_share: float = 0.55  # of the fleet's time in prefill, up to which it is not busy at all
     busy_share: float = 0.85  # ... and from which it is
@@ -41,17 +44,24 @@ class CostPolicy:
     weights: Weights = Weights()
 
     def __call__(self, ask: Ask, decoders: Pool, prefillers: Pool) -> Choice:
+        weights = self.weights
         decode = self._decode(ask, decoders)
         alone = self._prefill(ask, decoders)
-        cost = decode + alone.cost
-        row = _cheapest(cost, decoders)
-        local = Choice(row, None, float(alone.ttft_ms[row]))
         if not len(prefillers):
-            return local
+            row = _cheapest(decode + alone.cost, decoders)
+            return Choice(row, None, float(alone.ttft_ms[row]))
         apart = self._prefill(ask, prefillers)
         prefill_row, decode_row = _cheapest(apart.cost, prefillers), _cheapest(decode, decoders)
-        if cost[row] <= apart.cost[prefill_row] + decode[decode_row] + HAND_OVER_MS:
-            return local
+        # Prefill apart holds up nobody who decodes: against that, every millisecond of it counts.
+        alone_cost = (
+            decode
+            + alone.cost
+            + weights.held_up * alone.held_up_ms
+            + weights.miss_ms * self._missed(ask, decoders, alone)
+        )
+        row = _cheapest(alone_cost, decoders)
+        if alone_cost[row] <= apart.cost[prefill_row] + decode[decode_row] + HAND_OVER_MS:
+            return Choice(row, None, float(alone.ttft_ms[row]))
         return Choice(decode_row, prefill_row, float(apart.ttft_ms[prefill_row]))
 
     def _prefill(self, ask: Ask, pool: Pool) -> _Prefill:
@@ -74,7 +84,7 @@ class CostPolicy:
             + weights.running * self._busy(pool) * num_running * own_ms
             + weights.miss_ms * (ttft_ms > ask.ttft_ms)
         )
-        return _Prefill(ttft_ms, cost)
+        return _Prefill(ttft_ms, cost, num_running * own_ms)
 
     def _decode(self, ask: Ask, pool: Pool) -> Column:
         """Predict what decoding on each worker costs: the request's own steps, and the others' being longer."""
@@ -85,6 +95,14 @@ class CostPolicy:
         is_full = pool.kv_tokens + ask.prompt_len + ask.output_len > pool.capacity
         return self.weights.decode * slower_ms + self.weights.miss_ms * ((step_ms > ask.itl_ms) + 1.0 * is_full)
 
+    def _missed(self, ask: Ask, pool: Pool, alone: _Prefill) -> Column:
+        """Whether sequences that decode on a worker would miss their target if it prefilled this one too."""
+        constant, _, _, decode, decode_token = pool.costs
+        step_ms = constant + decode * pool.num_requests + decode_token * pool.kv_tokens
+        own_ms = alone.held_up_ms / np.maximum(pool.num_requests - pool.num_prefills, 1)
+        itl_ms = step_ms / (1 - np.minimum(pool.prefill_share, MAX_SHARE)) + own_ms / ask.output_len
+        return _risk(itl_ms / ask.itl_ms)
+
     def _busy(self, pool: Pool) -> float:
         idle, busy = self.weights.idle_share, self.weights.busy_share
         return min(max((float(pool.prefill_share.mean()) - idle) / (busy - idle), 0.0), 1.0)
@@ -93,6 +111,12 @@ class CostPolicy:
 class _Prefill(NamedTuple):
     ttft_ms: Column
     cost: Column
+    held_up_ms: Column  # of all who decode there, together
+
+
+def _risk(ratio: Column) -> Column:
+    """How likely a target is missed that is predicted to be met by so much, from 0 to 1."""
+    return np.clip((ratio - NEAR) / (1 - NEAR), 0.0, 1.0)
 
 
 def _cheapest(cost: Column, pool: Pool) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,7 +18,7 @@ from baton.router.generation import Echo, Manner
 from baton.router.openai_models import ChatRequest, CompletionRequest, Message
 from baton.router.reasoning import thinking_after
 from baton.router.sampling import ModelLimits, check_prompt, choice_seed, sampling_params
-from baton.router.speech import chat_speech, completion_speech, offered_tools
+from baton.router.speech import Speech, chat_speech, completion_speech, offered_tools
 from baton.router.tokenizer import Tokenizer
 from baton.router.tool_models import ToolCall
 
@@ -47,17 +49,23 @@ async def plan_chat(body: ChatRequest, tokenizer: Tokenizer, limits: ModelLimits
         body.chat_template_kwargs or {},
     )
     thinking = thinking_after(tokenizer.decode(tokens[-TAIL:]), tokenizer.chat_template)
-    speech = chat_speech(body, tokenizer.dialect, thinking)
+    speech = await _speech(body, partial(chat_speech, body, tokenizer.dialect, thinking))
     requests = _requests(body, tokens, "messages", limits, (deadline_s, speech.grammar))
     manner = Manner(speech.make_parser, tokenizer.ids_of(speech.markers), bool(body.logprobs))
     return Plan(body, requests, len(requests), [None] * len(requests), manner)
+
+
+async def _speech(body: ChatRequest | CompletionRequest, make: Callable[[], Speech]) -> Speech:
+    """A large schema takes tens of milliseconds to read: not on the loop."""
+    has_schema = bool(body.response_format or body.structured_outputs or (isinstance(body, ChatRequest) and body.tools))
+    return await asyncio.to_thread(make) if has_schema else make()
 
 
 async def plan_completion(
     body: CompletionRequest, tokenizer: Tokenizer, limits: ModelLimits, deadline_s: float
 ) -> Plan:
     num_choices = body.num_sampled
-    speech = completion_speech(body)
+    speech = await _speech(body, partial(completion_speech, body))
     if num_choices * len(body.prompt) > 1024:
         raise InvalidRequest(
             f"{len(body.prompt)} prompts times n = {num_choices} is more than 1024: send fewer", param="n"

@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from baton.actors.engine.block_hash import BlockHash, block_hashes, root_hash
 from baton.actors.engine.request import Request
 from baton.router.errors import WorkerLost
-from baton.router.fleet import Pool, RoutedWorker
+from baton.router.fleet import Column, Pool, Roster, RoutedWorker
 from baton.router.policy import Ask, Policy
 from baton.router.prefix_index import PrefixIndex
 from baton.router.slo import SloTargets
@@ -80,6 +83,7 @@ class _Weight:
         self._is_prefilled = self._is_released = False
         self._tally = leg.worker.charge(leg.uncached, leg.context)
         leg.worker.own_kv_tokens += leg.kv_tokens
+        leg.worker.refresh()
 
     def release_prefill(self) -> None:
         if self._is_prefilled:
@@ -90,6 +94,7 @@ class _Weight:
         leg.worker.num_own_prefills -= leg.uncached > 0
         self._tally.num_tokens -= leg.uncached
         self._tally.context -= leg.context
+        leg.worker.refresh()
 
     def release(self) -> None:
         self.release_prefill()
@@ -100,6 +105,7 @@ class _Weight:
         worker.num_own_requests -= 1
         worker.own_kv_tokens -= self._leg.kv_tokens
         self._tally.num_requests -= 1
+        worker.refresh()
 
 
 class Router(Generic[W]):
@@ -108,7 +114,8 @@ class Router(Generic[W]):
         self._index = index
         self._policy = policy
         self._num_decisions = 0
-        self._last_prompt: _Prompt | None = None
+        self._last_prompt: _Prompt[W] | None = None
+        self._rosters: tuple[Roster[W], ...] = ()  # of the two pools, as they are now
 
     def route(
         self, request: Request, without: Collection[str] = (), *, targets: SloTargets = NO_TARGETS, session: str = ""
@@ -117,10 +124,12 @@ class Router(Generic[W]):
 
         `without`: incarnations that must not decode it. Requests of one `session` like to meet again.
         """
-        decoders = [worker for worker in self._workers.decoders() if worker.incarnation not in without]
-        if not decoders:
+        prompt = self._prompt(request)
+        decoders = self._pool(self._workers.decoders(), prompt, without)
+        if not len(decoders):
             raise WorkerLost("the worker was lost and no other can go on: try again", retry_after_s=1)
-        prefillers = self._workers.prefillers()
+        is_whole = request.prompt is not None  # what is asked of the prompt itself is computed in one place
+        prefillers = self._pool(() if is_whole else self._workers.prefillers(), prompt)
         self._num_decisions += 1
         ask = Ask(
             prompt_len=len(request.tokens),
@@ -129,14 +138,13 @@ class Router(Generic[W]):
             ttft_ms=inf if targets.ttft_s is None else 1e3 * targets.ttft_s,
             itl_ms=inf if targets.itl_s is None else 1e3 * targets.itl_s,
         )
-        prompt = self._prompt(request)
-        choice = self._policy(ask, Pool(decoders, prompt.matched), Pool(prefillers, prompt.matched))
-        decode = decoders[choice.decode]
+        choice = self._policy(ask, decoders, prefillers)
         kv_tokens = len(request.tokens) + int(ask.output_len / 2)
         if choice.prefill is None:
-            return Route(prompt.leg(decode, kv_tokens), None, choice.ttft_ms)
+            return Route(prompt.leg(decoders, choice.decode, kv_tokens), None, choice.ttft_ms)
+        decode = cast(W, decoders.workers[choice.decode])
         decode_leg = Leg(decode, prompt.hashes(decode.info.block_size), 0, kv_tokens=kv_tokens)
-        return Route(decode_leg, prompt.leg(prefillers[choice.prefill], 0), choice.ttft_ms)
+        return Route(decode_leg, prompt.leg(prefillers, choice.prefill, 0), choice.ttft_ms)
 
     def has_room(self, num_tokens: int) -> bool:
         """Whether a prompt of so many tokens would start soon, so that it need not wait where its turn can be decided.
@@ -148,7 +156,7 @@ class Router(Generic[W]):
             return False
         if not prefillers or any(worker.has_room for worker in prefillers):
             return True
-        choice = self._policy(Ask(num_tokens), Pool(decoders, _nothing), Pool(prefillers, _nothing))
+        choice = self._policy(Ask(num_tokens), self._coldly(decoders), self._coldly(prefillers))
         return choice.prefill is None and decoders[choice.decode].has_room
 
     def charge(self, route: Route[RoutedWorker]) -> Charge:
@@ -157,7 +165,28 @@ class Router(Generic[W]):
             self._index.predict(leg.worker.incarnation, leg.hashes)
         return Charge(route)
 
-    def _prompt(self, request: Request) -> _Prompt:
+    def _pool(self, workers: Sequence[W], prompt: _Prompt[W], without: Collection[str] = ()) -> Pool:
+        roster = self._roster(workers)
+        pool = Pool(workers, roster.figures, prompt.cached(roster))
+        if not without:
+            return pool
+        rows = [row for row, worker in enumerate(workers) if worker.incarnation not in without]
+        return Pool([workers[row] for row in rows], pool.figures[rows], pool.cached[rows])
+
+    def _coldly(self, workers: Sequence[W]) -> Pool:
+        """Look at the workers as if no cache held anything."""
+        return Pool(workers, self._roster(workers).figures, np.zeros(len(workers)))
+
+    def _roster(self, workers: Sequence[W]) -> Roster[W]:
+        """Make a roster of each pool once; a pool that changes is another sequence."""
+        for roster in self._rosters:
+            if roster.workers is workers:
+                return roster
+        roster = Roster(workers)
+        self._rosters = (roster, *self._rosters[:1])
+        return roster
+
+    def _prompt(self, request: Request) -> _Prompt[W]:
         """Share the hashes among all choices of one prompt (they share the tuple)."""
         last = self._last_prompt
         by_size: dict[int, Sequence[BlockHash]] = {}
@@ -167,19 +196,14 @@ class Router(Generic[W]):
         return self._last_prompt
 
 
-def _nothing(block_size: int) -> dict[str, int]:
-    """Match no cache."""
-    return {}
-
-
-class _Prompt:
+class _Prompt(Generic[W]):
     """One request's prompt, as block hashes and as what the workers hold of it; each made when first asked for."""
 
     def __init__(self, request: Request, index: PrefixIndex, by_size: dict[int, Sequence[BlockHash]]) -> None:
         self.request = request
         self.by_size = by_size
         self._index = index
-        self._matched: dict[int, dict[str, int]] = {}
+        self._matched: dict[int, NDArray[np.int32]] = {}
 
     def hashes(self, block_size: int) -> Sequence[BlockHash]:
         if block_size not in self.by_size:
@@ -187,16 +211,21 @@ class _Prompt:
             self.by_size[block_size] = block_hashes(self.request.tokens, block_size, root)
         return self.by_size[block_size]
 
-    def matched(self, block_size: int) -> dict[str, int]:
-        """Count the leading blocks that each incarnation holds, where it holds any."""
-        if block_size not in self._matched:
-            self._matched[block_size] = self._index.match_all(self.hashes(block_size))
-        return self._matched[block_size]
+    def cached(self, roster: Roster[W]) -> Column:
+        """Count the leading tokens that each worker of the roster holds."""
+        sizes, slots = roster.block_sizes, self._index.slots(roster.incarnations)
+        cached = np.zeros(len(sizes))
+        for size in roster.distinct_sizes:
+            if size not in self._matched:
+                self._matched[size] = self._index.match_slots(self.hashes(size))
+            cached = np.where(sizes == size, float(size) * self._matched[size][slots], cached)
+        return cached
 
-    def leg(self, worker: W, kv_tokens: int) -> Leg[W]:
+    def leg(self, pool: Pool, row: int, kv_tokens: int) -> Leg[W]:
         """Make the leg of the worker that computes the prompt."""
-        block_size, num_tokens = worker.info.block_size, len(self.request.tokens)
-        cached = min(block_size * self.matched(block_size).get(worker.incarnation, 0), num_tokens - 1)
+        worker = cast(W, pool.workers[row])
+        num_tokens = len(self.request.tokens)
+        cached = min(int(pool.cached[row]), num_tokens - 1)
         uncached = num_tokens - cached
         context = uncached * (cached + 0.5 * uncached)
-        return Leg(worker, self.hashes(block_size), uncached, context, kv_tokens)
+        return Leg(worker, self.hashes(worker.info.block_size), uncached, context, kv_tokens)

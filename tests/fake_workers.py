@@ -84,6 +84,7 @@ class FakeWorker:
         self.max_context = max_context
         self.incarnation = uuid.uuid4().hex
         self.block_size = 16
+        self.max_sequences = 1 << 16
         self.step_tokens = 1 << 16  # so many that the gateway never holds a request back, unless a test says so
         self.submits: list[Submit] = []
         self.cancels: list[str] = []
@@ -121,6 +122,7 @@ class FakeWorker:
             num_blocks=1 << 16,
             max_context=self.max_context,
             step_tokens=self.step_tokens,
+            max_sequences=self.max_sequences,
             mover="none",
             metrics_address="",
             pid=0,

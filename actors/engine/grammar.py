@@ -87,17 +87,24 @@ class Match:
 
         self.matcher = xgrammar.GrammarMatcher(grammar)
         self.is_over = False
+        self._num_ignored = 0  # tokens that came when it was over
         for token in output:
             self.accept(token)
 
     def accept(self, token: int) -> None:
-        if not self.is_over:
-            self.is_over = not self.matcher.accept_token(token) or self.matcher.is_terminated()
+        if self.is_over or not self.matcher.accept_token(token):
+            self.is_over = True
+            self._num_ignored += 1
+        else:
+            self.is_over = self.matcher.is_terminated()
 
     def roll_back(self, num_tokens: int) -> None:
-        """Forget the last tokens that were accepted: drafts that the model did not confirm."""
-        self.matcher.rollback(num_tokens)
-        self.is_over = False
+        """Forget the last tokens: drafts that the model did not confirm."""
+        num_ignored = min(num_tokens, self._num_ignored)
+        self._num_ignored -= num_ignored
+        if num_tokens > num_ignored:
+            self.matcher.rollback(num_tokens - num_ignored)
+        self.is_over = self._num_ignored > 0 or self.matcher.is_terminated()
 
 
 @dataclass(frozen=True, slots=True)

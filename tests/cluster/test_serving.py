@@ -28,7 +28,10 @@ CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
 
 def config(name: str, **overrides: Any) -> ClusterConfig:
     text = (Path(__file__).parents[2] / "deploy" / f"{name}.yaml").read_text()
-    tree: dict[str, Any] = yaml.safe_load(text) | {"router": {"port": 0}, "health": {"poll_s": 0.2, "silence_s": 20}}
+    tree: dict[str, Any] = yaml.safe_load(text) | {
+        "router": {"port": 0, "policy": "cache_aware"},  # prefills apart, however short the prompt
+        "health": {"poll_s": 0.2, "silence_s": 20},
+    }
     return parse_config(tree | overrides, {}, source=name)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from baton.actors.messages import Load, PeerAddress, Role, WorkerInfo
-from baton.router.fleet import Pool, RoutedWorker
+from baton.router.fleet import Pool, Roster, RoutedWorker
 
 BLOCK = 16
 
@@ -27,10 +29,13 @@ def routed(
     context = tokens * tokens / 2
     worker.take_load(Load(num_running=requests, waiting_tokens=tokens, waiting_context=context, **load))  # pyright: ignore[reportArgumentType]
     worker.num_dispatched = dispatched
+    worker.refresh()
     return worker
 
 
 def pool(*workers: RoutedWorker, cached: dict[int, int] | None = None) -> Pool:
     """`cached` tells, by position, how many leading blocks of the prompt workers hold."""
-    matched = {workers[row].incarnation: num for row, num in (cached or {}).items()}
-    return Pool(workers, lambda block_size: matched)
+    tokens = np.array([BLOCK * (cached or {}).get(row, 0) for row in range(len(workers))], dtype=np.float64)
+    for worker in workers:  # tests set what they like
+        worker.refresh()
+    return Pool(workers, Roster(workers).figures, tokens)

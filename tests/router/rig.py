@@ -15,7 +15,7 @@ from fake_workers import FakeWorker
 from baton.actors.engine.request import Request, SamplingParams
 from baton.actors.messages import Output
 from baton.router.admission import Admission, AdmissionLimits
-from baton.router.config import RouterConfig
+from baton.router.config import PolicyName, RouterConfig
 from baton.router.dispatch import Dispatcher
 from baton.router.gateway import Gateway
 from baton.router.generation_config import SamplingDefaults
@@ -29,6 +29,7 @@ from baton.router.tokenizer import Tokenizer
 from baton.router.worker_stream import Reconnect
 
 MODEL = "smollm2"
+APART = RouterConfig(policy=PolicyName.CACHE_AWARE)  # prefills apart, however short the prompt
 FAST = Reconnect(first_s=0.01, max_s=0.05)
 
 
@@ -65,7 +66,7 @@ class Rig:
 async def rig(
     *workers: FakeWorker, config: RouterConfig | None = None, timeout_s: float = 20
 ) -> AsyncGenerator[Rig, None]:
-    config = config or RouterConfig()
+    config = config or APART
     metrics = Metrics()
     index = PrefixIndex(predicted_s=config.predicted_prefix_s)
     membership = Membership(index, FAST)
@@ -129,7 +130,7 @@ async def served(
     limit_s: float = 30,
 ) -> AsyncGenerator[Served, None]:
     quick = {"reconnect_first_s": 0.01, "reconnect_max_s": 0.05, "drain_s": 0.0}
-    gateway = Gateway((config or RouterConfig()).model_copy(update=quick), "unused", MODEL)
+    gateway = Gateway((config or APART).model_copy(update=quick), "unused", MODEL)
     url = await gateway.serve(tokenizer, defaults or SamplingDefaults())
     client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     http = httpx.AsyncClient(base_url=url, timeout=20)

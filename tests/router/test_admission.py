@@ -126,6 +126,20 @@ def test_a_request_that_cannot_be_in_time_is_refused_before_it_waits() -> None:
     desk.enter(100, priority=-1, deadline_s=1.0)  # goes before them
 
 
+def test_slow_first_tokens_do_not_shut_the_door_for_ever() -> None:
+    """What was learnt under load must not refuse everybody when the workers are idle again."""
+    desk = limited(max_wait_s=10_000.0)
+    desk.enter(*[100] * 20)
+    desk.serve(20, seconds=30.0)
+    desk.enter(100)
+    with pytest.raises(Overloaded):
+        desk.enter(100, deadline_s=5.0)
+    desk.serve(1, seconds=0.1)
+    desk.room = 1
+    (place,) = desk.enter(100, deadline_s=5.0)
+    assert place.is_released
+
+
 def test_nobody_waits_longer_than_the_limit() -> None:
     desk = limited(max_wait_s=4.0)
     desk.enter(*[100] * 20)
@@ -174,6 +188,25 @@ def test_a_long_prompt_counts_while_it_runs() -> None:
         desk.now = float(second)
         desk.admission.note_progress(100_000 - 5000 * second)
     assert desk.admission.expected_wait_s(1000) == pytest.approx(0.2, rel=0.01)  # no first token in all that time
+
+
+def test_where_seats_are_what_lacks_the_wait_goes_by_how_fast_they_come_free() -> None:
+    desk = Desk()
+    running = desk.enter(*[10_000] * 8)
+    desk.room = 1
+    for place in running:
+        desk.admission.pump()
+        place.charged(10_000)
+        place.leave(has_output=True)
+    desk.room = 0
+    desk.enter(*[100] * 6)
+    for second in range(8):  # all prompts were computed in the first of them; one request ends a second
+        desk.now = float(second)
+        desk.admission.note_progress(80_000 if second == 0 else 0, has_seat=False)
+        desk.admission.note_end(running[second], 50)
+    assert desk.admission.expected_wait_s(100) == pytest.approx(6.0, rel=0.2)
+    desk.admission.note_progress(0, has_seat=True)
+    assert desk.admission.expected_wait_s(100) < 1.0
 
 
 def test_cached_prompts_take_less_time() -> None:

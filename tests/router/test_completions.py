@@ -70,6 +70,14 @@ async def test_control_tokens_in_an_echoed_prompt_have_a_place_in_its_text(token
             assert prompt[offset : offset + len(token)] == token
 
 
+async def test_a_prompt_that_is_asked_about_is_computed_where_it_is_decoded(tokenizer: Tokenizer) -> None:
+    decode, prefill = FakeWorker(worker_id="d", role="decode"), FakeWorker(worker_id="p", role="prefill")
+    async with served(tokenizer, decode, prefill) as api:
+        await api.complete(prompt="Once", max_tokens=1)
+        await api.complete(prompt="Once", echo=True, logprobs=0, max_tokens=1)
+        assert [submit.prefill is None for submit in decode.submits] == [False, True]
+
+
 async def test_echo_alone_asks_the_worker_nothing_about_the_prompt(tokenizer: Tokenizer) -> None:
     worker = FakeWorker(telling(tokenizer, " there"))
     async with served(tokenizer, worker) as api:

@@ -291,3 +291,18 @@ async def test_a_large_body_is_not_taken_for_headers(tokenizer: Tokenizer) -> No
             await reader.readuntil(b'"baton"')
             await reader.read(100_000)
         writer.close()
+
+
+async def test_many_large_uploads_at_once_are_refused_and_one_is_not(tokenizer: Tokenizer) -> None:
+    async with served(tokenizer, FakeWorker(), config=RouterConfig(max_held_body_bytes=100_000)) as api:
+        large = raw('"max_tokens": 1, "user": "' + "x" * 150_000 + '"')
+        assert (await api.http.post(CHAT, content=large, headers=JSON)).status_code == 200
+        _, writer = await asyncio.open_connection(*api.url.removeprefix("http://").split(":"))
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: 99000\r\n\r\n" + b" " * 90_000)
+        small = raw('"max_tokens": 1, "user": "' + "x" * 20_000 + '"')
+        while (reply := await api.http.post(CHAT, content=small, headers=JSON)).status_code == 200:
+            await asyncio.sleep(0.005)  # until the first upload has come so far
+        assert (reply.status_code, reply.headers["retry-after"]) == (429, "1")
+        writer.close()
+        while (await api.http.post(CHAT, content=small, headers=JSON)).status_code == 429:
+            await asyncio.sleep(0.005)
