@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 
 from fake_workers import FakeWorker
-from rig import served
 from test_fuzz import BATCH, fuzz
 
 from baton.actors.engine.model_reference import resolve_model
 from baton.router.tokenizer import Tokenizer
+from tests.router.rig import served
 
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 

@@ -6,7 +6,8 @@ import json
 from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
-from rig import MODEL
+
+from tests.router.rig import MODEL
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
 SAMPLING = {

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 from fake_workers import FakeWorker
-from rig import MODEL, served
 
 from baton.router.api_keys import ApiKey, KeyedDoor, OpenDoor, make_door
 from baton.router.config import RouterConfig
 from baton.router.errors import RateLimited, Unauthorized
 from baton.router.tokenizer import Tokenizer
+from tests.router.rig import MODEL, served
 
 
 class Clock:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from fake_workers import FakeWorker
-from rig import MODEL, served
 from test_gateway import telling
 
 from baton.actors.engine.request import PromptParams
 from baton.router.tokenizer import Tokenizer
+from tests.router.rig import MODEL, served
 
 
 @pytest.mark.parametrize("prompt", ["Once upon é👋", [504, 3575, 282]])

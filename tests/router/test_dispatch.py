@@ -6,11 +6,11 @@ from collections.abc import AsyncGenerator
 import msgspec
 import pytest
 from fake_workers import FakeRunning, FakeWorker, counting
-from rig import a_request, rig, tokens_of, until
 
 from baton.actors.messages import Output, Submit
 from baton.router.config import PolicyName, RouterConfig
 from baton.router.errors import DeadlineExceeded, NoWorkers, Overloaded, WorkerFailed, WorkerLost
+from tests.router.rig import a_request, rig, tokens_of, until
 
 EXPECTED = [1000 + i for i in range(8)]
 

@@ -9,9 +9,9 @@ from fake_workers import FakeWorker
 from fuzz_bodies import Fuzzed, fuzzed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rig import MODEL, Served, served
 
 from baton.router.tokenizer import Tokenizer
+from tests.router.rig import MODEL, Served, served
 
 JSON = {"content-type": "application/json"}
 BATCH = 25

@@ -11,11 +11,11 @@ import httpx
 import openai
 import pytest
 from fake_workers import FakeWorker, Script, saying
-from rig import MODEL, served, until
 
 from baton.router.config import RouterConfig
 from baton.router.gateway import Gateway
 from baton.router.tokenizer import Tokenizer
+from tests.router.rig import MODEL, served, until
 
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
 

@@ -10,10 +10,10 @@ from typing import Any
 import openai
 import pytest
 from fake_workers import FakeWorker
-from rig import MODEL, Served, served
 
 from baton.router.config import RouterConfig
 from baton.router.tokenizer import Tokenizer
+from tests.router.rig import MODEL, Served, served
 
 CHAT = "/v1/chat/completions"
 JSON = {"content-type": "application/json"}

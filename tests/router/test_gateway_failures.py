@@ -9,10 +9,10 @@ from typing import Any
 import openai
 import pytest
 from fake_workers import FakeWorker
-from rig import MODEL, served, until
 
 from baton.router.config import RouterConfig
 from baton.router.tokenizer import Tokenizer
+from tests.router.rig import MODEL, served, until
 
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
 

@@ -8,10 +8,10 @@ from typing import Any
 import pydantic
 import pytest
 from fake_workers import FakeWorker, saying
-from rig import MODEL, served
 from test_gateway import MESSAGES, telling
 
 from baton.router.tokenizer import Tokenizer
+from tests.router.rig import MODEL, served
 
 WEATHER: Any = {
     "type": "function",

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from fake_workers import FakeWorker
 from pydantic import ValidationError
-from rig import served
 
 from baton.router.generation_config import SamplingDefaults, sampling_defaults
 from baton.router.tokenizer import Tokenizer
+from tests.router.rig import served
 
 
 def test_a_folder_says_what_its_generation_config_says(tmp_path: Path) -> None:

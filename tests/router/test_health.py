@@ -3,9 +3,9 @@ from __future__ import annotations
 import asyncio
 
 from fake_workers import FakeWorker
-from rig import Rig, a_request, rig, until
 
 from baton.router.health import Health
+from tests.router.rig import Rig, a_request, rig, until
 
 
 def health(router: Rig, *, timeout_s: float = 5.0, fresh_s: float = 60.0) -> Health:

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from fake_workers import FakeWorker
-from rig import MODEL, served
 
 from baton.router.bodies import BODIES
 from baton.router.errors import InvalidRequest, RouterError
 from baton.router.heavy_lane import HeavyLane
 from baton.router.openai_models import parse_body
 from baton.router.tokenizer import Tokenizer
+from tests.router.rig import MODEL, served
 
 BIG = "word é\n " * 50_000
 

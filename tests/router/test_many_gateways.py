@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from fake_workers import FakeWorker
-from rig import Rig, a_request, rig, tokens_of, until
 
 from baton.router.config import RouterConfig
+from tests.router.rig import Rig, a_request, rig, tokens_of, until
 
 LEAST_LOADED = RouterConfig(policy="least_loaded")
 

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 from fake_workers import FakeWorker
-from rig import a_request, rig, tokens_of, until
+
+from tests.router.rig import a_request, rig, tokens_of, until
 
 
 async def test_a_worker_that_leaves_ends_what_it_runs_and_gets_nothing_new() -> None:

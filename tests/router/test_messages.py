@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from fake_workers import FakeWorker
-from rig import MODEL, Served, served
 from test_gateway import telling
 
 from baton.router.generation import Delta
@@ -15,6 +14,7 @@ from baton.router.messages import MessagesRequest, MessageWriter, _chat
 from baton.router.openai_models import PromptTokensDetails, Usage
 from baton.router.parts import CallArguments, CallStart, Content, Reasoning
 from baton.router.tokenizer import Tokenizer
+from tests.router.rig import MODEL, Served, served
 
 ASK: dict[str, Any] = {"model": MODEL, "max_tokens": 50, "messages": [{"role": "user", "content": "hi"}]}
 

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-from rig import Rig, rig, tokens_of, until
 
 from baton.actors.build import BuiltEngine, join_engine, weights_version
 from baton.actors.config import WorkerConfig
@@ -26,6 +25,7 @@ from baton.actors.worker import Worker
 from baton.router.errors import WorkerLost
 from tests.actors.engine.model_cases import smollm2_path
 from tests.actors.fake_engine import build_fake_engine
+from tests.router.rig import Rig, rig, tokens_of, until
 
 NUM_TOKENS, NUM_BEFORE = 64, 20
 IDS = itertools.count()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from fake_workers import FakeWorker
-from rig import MODEL, served
 
 from baton.router.bodies import BODIES
 from baton.router.tokenizer import Tokenizer
+from tests.router.rig import MODEL, served
 
 
 async def test_the_document_tells_every_route_and_what_it_really_answers(tokenizer: Tokenizer) -> None:

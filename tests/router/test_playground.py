@@ -15,10 +15,10 @@ from typing import Any
 import httpx
 import pytest
 from fake_workers import FakeWorker
-from rig import served
 from test_gateway import telling
 
 from baton.router.tokenizer import Tokenizer
+from tests.router.rig import served
 
 CHROMIUM = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
             "--disable-background-networking", "--disable-component-update", "--disable-sync"]  # fmt: skip

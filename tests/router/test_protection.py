@@ -15,12 +15,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from fake_workers import FakeWorker
 from pydantic import ValidationError
-from rig import MODEL, served
 
 from baton.router.config import RouterConfig
 from baton.router.gateway import Gateway
 from baton.router.generation_config import SamplingDefaults
 from baton.router.tokenizer import Tokenizer
+from tests.router.rig import MODEL, served
 
 
 def self_signed(folder: Path) -> tuple[Path, Path]:

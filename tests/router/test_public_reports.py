@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 from fake_workers import FakeWorker
-from rig import MODEL, a_request, rig, served, until
 
 from baton.actors.engine.request import Request
 from baton.router.config import RouterConfig
 from baton.router.errors import Overloaded
 from baton.router.tokenizer import Tokenizer
+from tests.router.rig import MODEL, a_request, rig, served, until
 
 POLICIES = ["cost", "cache_aware"]
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from fake_workers import FakeWorker
-from rig import MODEL, served
 from test_gateway import telling
 
 from baton.router.errors import WorkerLost
@@ -16,6 +15,7 @@ from baton.router.openai_models import PromptTokensDetails, Usage
 from baton.router.parts import CallArguments, CallStart, Content, Reasoning
 from baton.router.responses import ResponsesRequest, ResponseWriter
 from baton.router.tokenizer import Tokenizer
+from tests.router.rig import MODEL, served
 
 
 async def test_text_in_and_text_out(tokenizer: Tokenizer) -> None:

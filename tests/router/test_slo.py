@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 from fake_workers import FakeWorker
 from pydantic import ValidationError
-from rig import served, until
 
 from baton.router.config import RouterConfig, SloConfig
 from baton.router.errors import InvalidRequest
 from baton.router.slo import SloClasses, SloTargets
 from baton.router.tokenizer import Tokenizer
+from tests.router.rig import served, until
 
 CONFIG = SloConfig.model_validate({
     "classes": {"default": {}, "chat": {"ttft_ms": 500, "itl_ms": 50}, "batch": {"ttft_ms": 60_000}},

@@ -10,12 +10,12 @@ import msgspec
 import pytest
 from fake_workers import FakeWorker
 from rich.console import Console
-from rig import served
 from test_playground import browser
 
 from baton.cluster.top import run_top
 from baton.router.status import GatewayStatus, _quantile
 from baton.router.tokenizer import Tokenizer
+from tests.router.rig import served
 
 
 async def test_the_page_and_its_events_tell_what_goes_on(tokenizer: Tokenizer) -> None:

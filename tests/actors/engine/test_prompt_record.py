@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 from model_cases import GREEDY, drive, load_reference, make_runner, reference_logits, smollm2, smollm2_path
-from rig import Rig, make_request
 
 from baton.actors.engine.batch import Admission, Batch
 from baton.actors.engine.prompt_record import PromptPart, PromptRecord
 from baton.actors.engine.request import PromptOutput, PromptParams, Request, TokenLogprobs
 from baton.actors.engine.updates import Update
+from tests.actors.engine.rig import Rig, make_request
 
 SCORES, MEAN, LAST = PromptParams(logprobs=0), PromptParams(pooling="mean"), PromptParams(pooling="last")
 
