@@ -28,12 +28,11 @@ class BodyReader:
         chunks: list[bytes] = []
         try:
             await self._read_into(chunks, request)
-            data = b"".join(chunks)
-            if len(data) > INLINE_BYTES and self._lane is not None:
-                # Fewer characters than this may still be too many tokens; more cannot be few enough.
-                max_chars = self._max_bytes if context is None else context * self._longest_token
-                data = await self._lane.canonical(endpoint, data, max_chars)
-            return parse_body(model, data)
+            if self._lane is None or sum(map(len, chunks)) <= INLINE_BYTES:
+                return parse_body(model, b"".join(chunks))
+            # Fewer characters than this may still be too many tokens; more cannot be few enough.
+            max_chars = self._max_bytes if context is None else context * self._longest_token
+            return parse_body(model, await self._lane.canonical(endpoint, chunks, max_chars))
         finally:
             self._num_held_bytes -= sum(map(len, chunks))
 

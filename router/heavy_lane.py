@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import signal
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -28,10 +29,13 @@ if TYPE_CHECKING:
 
 
 class Canonical(msgspec.Struct, frozen=True, tag=True):
-    """Validate `body` and write it again with its known fields alone. `max_chars` bounds all of its text."""
+    """Validate a body and write it again with its known fields alone. `max_chars` bounds all of its text.
+
+    The body follows in `num_chunks` messages: whole, it would be copied once more here.
+    """
 
     endpoint: str
-    body: bytes
+    num_chunks: int
     max_chars: int
 
 
@@ -68,9 +72,9 @@ class HeavyLane:
         self._is_closed = False
         self._lock = threading.Lock()
 
-    async def canonical(self, endpoint: str, body: bytes, max_chars: int) -> bytes:
-        """Raises InvalidRequest."""
-        return await self._call(Canonical(endpoint, body, max_chars))
+    async def canonical(self, endpoint: str, chunks: Sequence[bytes], max_chars: int) -> bytes:
+        """`chunks` are a body. Raises InvalidRequest."""
+        return await self._call(Canonical(endpoint, len(chunks), max_chars), chunks)
 
     async def encode_chat(self, *arguments: Any) -> tuple[int, ...]:
         return _tokens(await self._call(EncodeChat(msgspec.json.encode(arguments))))
@@ -91,17 +95,18 @@ class HeavyLane:
             if self._process is not None:
                 self._process.kill()
 
-    async def _call(self, work: Canonical | EncodeChat | EncodePrompt) -> bytes:
+    async def _call(self, work: Canonical | EncodeChat | EncodePrompt, chunks: Sequence[bytes] = ()) -> bytes:
         loop = asyncio.get_running_loop()
-        answer = await loop.run_in_executor(self._caller, self._call_now, _encode(work))
+        answer = await loop.run_in_executor(self._caller, self._call_now, [_encode(work), *chunks])
         if isinstance(answer, Refused):
             raise InvalidRequest(answer.message, param=answer.param)
         return answer.result
 
-    def _call_now(self, work: bytes) -> Done | Refused:
+    def _call_now(self, messages: Sequence[bytes]) -> Done | Refused:
         try:
             line = self._open()
-            line.send_bytes(work)
+            for message in messages:
+                line.send_bytes(message)
             return _decode_answer(line.recv_bytes())
         except (EOFError, OSError) as error:
             self._line = None
@@ -135,23 +140,24 @@ def _main(model_path: str, line: Connection) -> None:
     tokenizer = Tokenizer.load(model_path)
     while True:
         try:
-            work = line.recv_bytes()
+            work = _decode_work(line.recv_bytes())
+            chunks = [line.recv_bytes() for _ in range(work.num_chunks)] if isinstance(work, Canonical) else []
         except EOFError:
             return
         try:
-            line.send_bytes(_encode(Done(_do(_decode_work(work), tokenizer))))
+            line.send_bytes(_encode(Done(_do(work, b"".join(chunks), tokenizer))))
         except InvalidRequest as error:
             line.send_bytes(_encode(Refused(error.message, error.param)))
 
 
-def _do(work: Canonical | EncodeChat | EncodePrompt, tokenizer: Tokenizer) -> bytes:
+def _do(work: Canonical | EncodeChat | EncodePrompt, data: bytes, tokenizer: Tokenizer) -> bytes:
     if isinstance(work, EncodeChat):
         return array.array("I", tokenizer.encode_chat_now(*json.loads(work.arguments))).tobytes()
     if isinstance(work, EncodePrompt):
         return array.array("I", tokenizer.encode_prompt_now(work.text)).tobytes()
     from baton.router.bodies import BODIES  # which knows every endpoint, and they the tokenizer, and that this module
 
-    body = parse_body(BODIES[work.endpoint], work.body)
+    body = parse_body(BODIES[work.endpoint], data)
     if (num_chars := _num_chars(body.model_dump(exclude_unset=True))) > work.max_chars:
         raise InvalidRequest(
             f"the request has {num_chars} characters of text; the context holds {work.max_chars} at the very most: "

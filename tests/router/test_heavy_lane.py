@@ -45,18 +45,18 @@ BODY: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("endpoint", BODIES)
 async def test_a_body_means_the_same_after_it_was_written_again(lane: HeavyLane, endpoint: str) -> None:
     data = json.dumps({"model": MODEL, **BODY[endpoint], "unknown": [{}] * 5}).encode()
-    written = await lane.canonical(endpoint, data, 1000)
+    written = await lane.canonical(endpoint, [data[:20], data[20:]], 1000)
     assert parse_body(BODIES[endpoint], written) == parse_body(BODIES[endpoint], data)
     assert b"unknown" not in written
 
 
 async def test_refusals_come_through_with_field_and_fix(lane: HeavyLane) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        await lane.canonical("chat", b'{"model": "m", "messages": "x"}', 1000)
+        await lane.canonical("chat", [b'{"model": "m", "messages": "x"}'], 1000)
     assert refused.value.param == "messages"
     body = json.dumps({"model": "m", "prompt": "x" * 1001}).encode()
     with pytest.raises(InvalidRequest, match="1002 characters of text; the context holds 1000 at the very most"):
-        await lane.canonical("completions", body, 1000)
+        await lane.canonical("completions", [body], 1000)
 
 
 async def test_texts_encode_to_the_same_tokens(lane: HeavyLane, tokenizer: Tokenizer) -> None:
