@@ -18,6 +18,7 @@ from baton.router.fair_queue import FairQueue
 MAX_RETRY_AFTER_S = 60
 PACE_S = 10.0  # how far back the measured pace looks
 NOTE_S = 0.1  # between two measurements
+MARGIN = 0.6  # share of its time that a request may be expected to wait: a refusal should come at once, not late
 MIN_MEASURED_S = 0.5  # of backlog, before the pace says anything
 SMOOTHING = 0.1  # weight of the newest request in the average time from its turn to its first token
 
@@ -70,8 +71,9 @@ class Admission:
             raise self._refusal(f"{self.num_tokens} prompt tokens are waiting, the limit is {limits.max_tokens}")
         latest_s = self._latest_release_s(num_tokens, deadline_s)
         wait_s = self.expected_wait_s(num_tokens, key, priority)
-        if wait_s > latest_s and not self._is_open(num_tokens):  # whoever need not wait may try: estimates grow old
-            raise self._refusal(f"a wait of {wait_s:.1f} s is expected, more than {max(latest_s, 0):.1f} s is too long")
+        limit_s = MARGIN * max(latest_s, 0.0)
+        if wait_s > limit_s and not self._is_open(num_tokens):  # whoever need not wait may try: estimates grow old
+            raise self._refusal(f"a wait of {wait_s:.1f} s is expected, more than {limit_s:.1f} s is too long")
         now = self._clock()
         places = [Place(self, prompt_len, key, priority, now + max(latest_s, 0.0)) for prompt_len in prompt_lens]
         for place in places:

@@ -31,6 +31,17 @@ STATUSES = {
 Json = dict[str, Any]
 
 ANY_OBJECT = {"type": "object"}
+TEXT = {"type": "string"}
+EVENTS = {
+    "text/event-stream": {
+        "schema": {"type": "object", "required": ["data"], "properties": {"data": TEXT, "event": TEXT}}
+    }
+}
+NOT_JSON: Json = {
+    "metrics": {"text/plain": {"schema": TEXT}},
+    "status": {"text/html": {"schema": TEXT}},
+    "status_events": EVENTS,
+}
 ERROR = {
     "type": "object",
     "required": ["error"],
@@ -77,10 +88,7 @@ def _pydantic_schemas(*models: type[BaseModel]) -> Json:
 def _operation(route: Route, replies: dict[str, str]) -> Json:
     name = route.name
     content: Json = {"application/json": {"schema": _ref(replies[name]) if name in replies else ANY_OBJECT}}
-    if name in STREAMED:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
-    if name == "metrics":
-        content = {"text/plain": {"schema": {"type": "string"}}}
+    content = NOT_JSON.get(name, content | (EVENTS if name in STREAMED else {}))
     error = {"application/json": {"schema": _ref("Error")}}
     failures = {str(status): {"description": what, "content": error} for status, what in STATUSES.items()}
     if name == "health":

@@ -33,7 +33,7 @@ class Weights:
     beside: float = 1.0  # of other prompts, whose chunks will share the request's decode steps
     running: float = 1.0  # by which a running sequence is held up, on a fleet that is busy
     held_up: float = 0.3  # by which it is held up, where prefill could be apart
-    decode: float = 0.05  # of the request's own decode steps, and of others' by its being there
+    decode: float = 0.15  # of the request's own decode steps, and of others' by its being there
     idle_share: float = 0.55  # of the fleet's time in prefill, up to which it is not busy at all
     busy_share: float = 0.85  # ... and from which it is
     miss_ms: float = 10_000.0  # what a missed target costs

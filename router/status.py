@@ -154,7 +154,7 @@ def status_routes(service: Service) -> list[Route]:
     async def events(request: Request) -> Response:
         return StreamingResponse(_events(Sampler(service)), media_type="text/event-stream")
 
-    return [Route("/status", page), Route("/status/events", events)]
+    return [Route("/status", page, name="status"), Route("/status/events", events, name="status_events")]
 
 
 async def _events(sampler: Sampler) -> AsyncGenerator[bytes, None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def main() -> None:
     fuzz(tokenizer, num_batches)
     print(f"{num_batches * BATCH} mutated bodies: no 5xx, worker and /health well, {time.monotonic() - start:.0f} s")
     if options.bin is not None:
-        asyncio.run(run_schemathesis(tokenizer, options.bin))
+        asyncio.run(run_schemathesis(tokenizer, options.bin.resolve()))
     tokenizer.close()
 
 
@@ -49,7 +50,8 @@ async def run_schemathesis(tokenizer: Tokenizer, folder: Path) -> None:
             "--max-examples",
             "60",
         ]
-        done = await asyncio.to_thread(subprocess.run, [str(part) for part in command])
+        with tempfile.TemporaryDirectory() as notes:  # it leaves a folder where it runs
+            done = await asyncio.to_thread(subprocess.run, [str(part) for part in command], cwd=notes)
         assert done.returncode == 0, "schemathesis has found something"
         assert (await api.http.get("/health")).status_code == 200
         assert api.is_idle() and worker.num_running == 0

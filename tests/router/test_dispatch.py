@@ -289,3 +289,31 @@ async def test_a_decision_and_how_right_its_prediction_was_are_counted() -> None
         assert samples["baton_router_decisions_total", "alone"] == 1
         assert samples["baton_router_ttft_error_ratio_count",] == 1
         assert samples["baton_router_predicted_ttft_seconds_sum",] > 0
+
+
+async def test_who_waits_when_the_last_worker_dies_is_told_at_once() -> None:
+    worker = FakeWorker()
+    worker.num_steps_allowed, worker.step_tokens = 0, 32  # busy with one prompt of 64
+    async with rig(worker) as router:
+        running = asyncio.create_task(router.run(a_request("running")))
+        await until(lambda: worker.num_running == 1)
+        waiting = asyncio.create_task(router.run(a_request("waiting", first=500)))
+        await until(lambda: router.admission.num_queued == 1)
+        await worker.kill()
+        results = await asyncio.gather(running, waiting, return_exceptions=True)
+        assert [type(result) for result in results] == [WorkerLost, NoWorkers]
+        assert len(worker.submits) == 1
+        assert router.is_idle()
+
+
+async def test_who_waits_goes_as_soon_as_the_worker_has_room() -> None:
+    worker = FakeWorker()
+    worker.num_steps_allowed, worker.step_tokens = 0, 32
+    async with rig(worker) as router:
+        tasks = [asyncio.create_task(router.run(a_request(f"r{i}", first=500 * i))) for i in range(5)]
+        await until(lambda: router.admission.num_queued == 4)
+        assert len(worker.submits) == 1
+        worker.num_steps_allowed = None
+        worker.wake()
+        assert [tokens_of(outputs) for outputs in await asyncio.gather(*tasks)] == [EXPECTED] * 5
+        assert router.is_idle()
