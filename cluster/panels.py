@@ -287,7 +287,7 @@ ROUTER = (
     Panel(
         "Predicted and actual first token",
         "s",
-        "means, from the decision on",
+        "means, from the decision on; with the policy cost, which predicts",
         tuple(
             Query(
                 f"sum(rate(baton_router_{kind}_ttft_seconds_sum[{R}]))"
