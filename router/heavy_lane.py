@@ -23,6 +23,7 @@ import msgspec
 
 from baton.router.errors import InvalidRequest, RouterError
 from baton.router.openai_models import parse_body
+from baton.router.sampling import check_length
 
 if TYPE_CHECKING:
     from baton.router.tokenizer import Tokenizer
@@ -41,10 +42,12 @@ class Canonical(msgspec.Struct, frozen=True, tag=True):
 
 class EncodeChat(msgspec.Struct, frozen=True, tag=True):
     arguments: bytes  # of Tokenizer.encode_chat_now, as JSON: its numbers may have any size
+    context: int | None  # more tokens than it holds are refused there: millions of ids would take long to send
 
 
 class EncodePrompt(msgspec.Struct, frozen=True, tag=True):
     text: str
+    context: int | None
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
@@ -76,11 +79,11 @@ class HeavyLane:
         """`chunks` are a body. Raises InvalidRequest."""
         return await self._call(Canonical(endpoint, len(chunks), max_chars), chunks)
 
-    async def encode_chat(self, *arguments: Any) -> tuple[int, ...]:
-        return _tokens(await self._call(EncodeChat(msgspec.json.encode(arguments))))
+    async def encode_chat(self, *arguments: Any, context: int | None = None) -> tuple[int, ...]:
+        return _tokens(await self._call(EncodeChat(msgspec.json.encode(arguments), context)))
 
-    async def encode_prompt(self, text: str) -> tuple[int, ...]:
-        return _tokens(await self._call(EncodePrompt(text)))
+    async def encode_prompt(self, text: str, context: int | None = None) -> tuple[int, ...]:
+        return _tokens(await self._call(EncodePrompt(text, context)))
 
     def close(self) -> None:
         """End the process, whatever it is doing. Idempotent."""
@@ -152,9 +155,9 @@ def _main(model_path: str, line: Connection) -> None:
 
 def _do(work: Canonical | EncodeChat | EncodePrompt, data: bytes, tokenizer: Tokenizer) -> bytes:
     if isinstance(work, EncodeChat):
-        return array.array("I", tokenizer.encode_chat_now(*json.loads(work.arguments))).tobytes()
+        return _packed(tokenizer.encode_chat_now(*json.loads(work.arguments)), work.context, "messages")
     if isinstance(work, EncodePrompt):
-        return array.array("I", tokenizer.encode_prompt_now(work.text)).tobytes()
+        return _packed(tokenizer.encode_prompt_now(work.text), work.context, "prompt")
     from baton.router.bodies import BODIES  # which knows every endpoint, and they the tokenizer, and that this module
 
     body = parse_body(BODIES[work.endpoint], data)
@@ -164,6 +167,12 @@ def _do(work: Canonical | EncodeChat | EncodePrompt, data: bytes, tokenizer: Tok
             f"shorten it"
         )
     return body.model_dump_json(exclude_unset=True).encode()
+
+
+def _packed(tokens: Sequence[int], context: int | None, param: str) -> bytes:
+    if context is not None:
+        check_length(len(tokens), context, param)
+    return array.array("I", tokens).tobytes()
 
 
 def _num_chars(value: object) -> int:

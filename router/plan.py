@@ -47,6 +47,7 @@ async def plan_chat(body: ChatRequest, tokenizer: Tokenizer, limits: ModelLimits
         [for_template(message) for message in body.messages],
         [tool.model_dump(exclude_none=True) for tool in tools],
         body.chat_template_kwargs or {},
+        context=limits.context,
     )
     thinking = thinking_after(tokenizer.decode(tokens[-TAIL:]), tokenizer.chat_template)
     speech = await _speech(body, partial(chat_speech, body, tokenizer.dialect, thinking))
@@ -61,6 +62,10 @@ async def _speech(body: ChatRequest | CompletionRequest, make: Callable[[], Spee
     return await asyncio.to_thread(make) if has_schema else make()
 
 
+async def _encoded(prompt: str | Sequence[int], tokenizer: Tokenizer, context: int) -> tuple[int, ...]:
+    return await tokenizer.encode_prompt(prompt, context=context) if isinstance(prompt, str) else tuple(prompt)
+
+
 async def plan_completion(
     body: CompletionRequest, tokenizer: Tokenizer, limits: ModelLimits, deadline_s: float
 ) -> Plan:
@@ -73,7 +78,7 @@ async def plan_completion(
     requests: list[Request] = []
     echo: list[Echo | None] = []
     for prompt in body.prompt:
-        tokens = await tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else tuple(prompt)
+        tokens = await _encoded(prompt, tokenizer, limits.context)
         requests += _requests(body, tokens, body.prompt_field, limits, (deadline_s, speech.grammar))
         text = prompt if isinstance(prompt, str) else tokenizer.decode(tokens)
         echo += [Echo(text, is_all=body.max_tokens == 0) if body.echo else None] * num_choices

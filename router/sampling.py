@@ -66,12 +66,15 @@ def choice_seed(seed: int, choice: int) -> int:
 def check_prompt(tokens: tuple[int, ...], limits: ModelLimits, param: str) -> None:
     if not tokens:
         raise InvalidRequest(f"{param} has no tokens: give at least one", param=param)
-    if len(tokens) >= limits.context:
-        raise InvalidRequest(
-            f"{param} has {len(tokens)} tokens; the context is {limits.context}, output included: shorten it",
-            param=param,
-        )
+    check_length(len(tokens), limits.context, param)
     _in_vocabulary(param, tokens, limits.vocab_size)
+
+
+def check_length(num_tokens: int, context: int, param: str) -> None:
+    if num_tokens >= context:
+        raise InvalidRequest(
+            f"{param} has {num_tokens} tokens; the context is {context}, output included: shorten it", param=param
+        )
 
 
 def output_budget(body: ChatRequest | CompletionRequest, prompt_len: int, limits: ModelLimits) -> int:

@@ -47,9 +47,10 @@ class DetokenizeReply(BaseModel):
 
 async def tokenize(body: TokenizeRequest, tokenizer: Tokenizer, context: int | None) -> TokenizeReply:
     if body.prompt is not None:
-        tokens = await tokenizer.encode_prompt(body.prompt)
+        tokens = await tokenizer.encode_prompt(body.prompt, context=context)
     else:
-        tokens = await tokenizer.encode_chat([for_template(message) for message in body.messages])
+        messages = [for_template(message) for message in body.messages]
+        tokens = await tokenizer.encode_chat(messages, context=context)
     return TokenizeReply(tokens=list(tokens), count=len(tokens), max_model_len=context)
 
 

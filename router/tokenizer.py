@@ -63,25 +63,28 @@ class Tokenizer:
         messages: Sequence[ChatMessage],
         tools: Sequence[Mapping[str, Any]] = (),
         options: Mapping[str, Any] | None = None,
+        *,
+        context: int | None = None,
     ) -> tuple[int, ...]:
         """Render the template up to the assistant's turn and encode it. Raises InvalidRequest when it refuses.
 
-        `options` are variables of the model's own template, e.g. enable_thinking.
+        `options` are variables of the model's own template, e.g. enable_thinking. A long text may be refused here
+        already if it has more tokens than the `context` holds.
         """
         arguments = (messages, tools, options or {})
         num_chars = _num_chars(arguments)
         if num_chars <= LIGHT_CHARS:
             return self.encode_chat_now(*arguments)
         if self.lane is not None and num_chars > HEAVY_CHARS:
-            return await self.lane.encode_chat(*arguments)
+            return await self.lane.encode_chat(*arguments, context=context)
         return await asyncio.get_running_loop().run_in_executor(self._threads, self.encode_chat_now, *arguments)
 
-    async def encode_prompt(self, text: str) -> tuple[int, ...]:
+    async def encode_prompt(self, text: str, *, context: int | None = None) -> tuple[int, ...]:
         """Encode a raw prompt, in which control tokens do count; adds BOS as the model wants, once."""
         if len(text) <= LIGHT_CHARS:
             return self.encode_prompt_now(text)
         if self.lane is not None and len(text) > HEAVY_CHARS:
-            return await self.lane.encode_prompt(text)
+            return await self.lane.encode_prompt(text, context)
         return await asyncio.get_running_loop().run_in_executor(self._threads, self.encode_prompt_now, text)
 
     def encode_chat_now(

@@ -66,6 +66,14 @@ async def test_texts_encode_to_the_same_tokens(lane: HeavyLane, tokenizer: Token
     assert await lane.encode_prompt("a <|im_end|> é") == tokenizer.encode_prompt_now("a <|im_end|> é")
 
 
+async def test_more_tokens_than_the_context_holds_are_refused_there(lane: HeavyLane) -> None:
+    with pytest.raises(InvalidRequest, match="prompt has 5 tokens; the context is 5"):
+        await lane.encode_prompt("a b c d e", context=5)
+    assert len(await lane.encode_prompt("a b c d e", context=6)) == 5
+    with pytest.raises(InvalidRequest, match=r"messages has \d+ tokens; the context is 5"):
+        await lane.encode_chat([{"role": "user", "content": "hi"}], [], {}, context=5)
+
+
 async def test_a_lost_process_costs_one_call_and_is_replaced(smollm_path: Path) -> None:
     lane = HeavyLane(smollm_path)
     try:
