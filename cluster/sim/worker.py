@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 
 import msgspec
@@ -42,7 +41,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     @classmethod
     def load(cls, path: Path | None = None) -> Profile:
         """Read a profile; the default is an 8B model on H200s."""
-        default = files("baton.cluster.sim") / "h200-llama-3.1-8b.json"
+        default = Path(__file__).with_name("h200-llama-3.1-8b.json")
         return msgspec.json.decode((path or default).read_bytes(), type=cls)
 
 
