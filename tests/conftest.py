@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -32,6 +33,16 @@ def _skip_without_browser(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("browser"):
             item.add_marker(pytest.mark.skip(reason="needs chromium and chromedriver"))
+
+
+@pytest.fixture(autouse=True)
+def restored_threads() -> Iterator[None]:
+    """A worker in this process may have set torch's number of threads, which is everybody's."""
+    torch = sys.modules.get("torch")
+    num_threads = None if torch is None else torch.get_num_threads()
+    yield
+    if torch is not None and num_threads is not None:
+        torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="session")
