@@ -11,10 +11,12 @@ PROMPT ?=
 demo: .venv/run
 	$(BIN)/baton demo $(if $(PROMPT),--prompt "$(PROMPT)")
 
-# Ray forks: its tests must not share a process with those that have NIXL's threads in theirs.
+# Two processes: the engine's and workers' tests keep one core busy for long, the others mostly wait. And Ray forks: its
+# tests must not share a process with those that have NIXL's threads in theirs.
 test: lint
-	$(BIN)/pytest tests/cluster
-	$(BIN)/pytest --ignore=tests/cluster
+	OMP_WAIT_POLICY=passive $(BIN)/pytest tests/actors >build/test-actors.log 2>&1 & actors=$$!; \
+	$(BIN)/pytest tests/cluster && $(BIN)/pytest --ignore=tests/cluster --ignore=tests/actors; others=$$?; \
+	wait $$actors; actors=$$?; cat build/test-actors.log; test $$others = 0 -a $$actors = 0
 
 lint: .venv/dev link
 	$(BIN)/ruff format --check .
