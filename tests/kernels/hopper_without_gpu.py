@@ -16,8 +16,9 @@ from triton.backends.compiler import GPUTarget
 
 from baton.kernels.attention import AttentionShape, StepLayout
 from baton.kernels.attention_triton import TritonAttention
+from baton.kernels.fingerprint_triton import fingerprint_triton
 from baton.kernels.gated_activation_triton import gated_activation_triton
-from baton.kernels.kv_pack_triton import move_blocks_triton
+from baton.kernels.kv_pack_triton import pack_triton
 from baton.kernels.kv_quant_triton import dequantise_kv_triton, quantise_kv_triton
 from baton.kernels.rms_norm_triton import add_rms_norm_triton, rms_norm_triton
 from baton.kernels.rope_store import QKNorm, TokenPlaces
@@ -73,8 +74,8 @@ def cache() -> None:
         qkv, table = torch.zeros(4, 48 * 128, dtype=BF16), torch.zeros(64, 128)
         rope_and_store_triton(qkv, table, kv[:, 1], TokenPlaces(four, four), SHAPE, norm)
     staging = torch.zeros(2, 2, 2, 2, 32, 4, 128, dtype=BF16)
-    for to_staging in (True, False):
-        move_blocks_triton(kv, four, staging, to_staging)
+    pack_triton(kv, four, staging)
+    fingerprint_triton(kv.view(torch.int64).view(len(kv), -1), four)
     dequantise_kv_triton(quantise_kv_triton(kv), BF16)
 
 
@@ -82,11 +83,12 @@ def sampler() -> None:
     logits = torch.zeros(4, 128256, dtype=BF16)
     real, whole = torch.zeros(4), torch.zeros(4, dtype=torch.int64)
     counts, mask = torch.zeros(4, 128256, dtype=torch.int32), torch.zeros(4, 128256, dtype=torch.bool)
+    allowed = torch.zeros(4, 128256 // 32, dtype=torch.int32)
     sample_triton(logits, SamplingTensors())
     sample_triton(logits, SamplingTensors(real, whole, whole))
     penalties = Penalties(counts, mask, real, real, real)
     bias = LogitBias(whole, whole, real)
-    sample_triton(logits, SamplingTensors(real, whole, whole, whole.int(), real, real, penalties, bias, mask))
+    sample_triton(logits, SamplingTensors(real, whole, whole, whole.int(), real, real, penalties, bias, allowed))
 
 
 def linears() -> None:

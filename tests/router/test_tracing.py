@@ -109,7 +109,7 @@ async def test_spans_of_all_processes_add_up_to_the_time_to_first_token(
 ) -> None:
     tracing = TracingConfig(otlp_endpoint=f"http://127.0.0.1:{collector.server_port}")
     workers = [worker("prefill", tracing), worker("decode", tracing)]
-    gateway = Gateway(RouterConfig(), "unused", "fake")
+    gateway = Gateway(RouterConfig(policy="cache_aware"), "unused", "fake")  # `cost` would not hand so little over
     gateway.spans = make_spans(tracing, "gateway")
     async with httpx.AsyncClient(base_url=await gateway.serve(tokenizer, SamplingDefaults()), timeout=20) as http:
         await gateway.set_workers([await worker.start() for worker in workers])
