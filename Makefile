@@ -11,12 +11,14 @@ PROMPT ?=
 demo: .venv/run
 	$(BIN)/baton demo $(if $(PROMPT),--prompt "$(PROMPT)")
 
-# Two processes: the engine's and workers' tests keep one core busy for long, the others mostly wait. And Ray forks: its
-# tests must not share a process with those that have NIXL's threads in theirs.
+# Two processes: the workers' tests, which compare with transformers at length, keep one core busy; the others mostly
+# wait. And Ray forks: its tests must not share a process with those that have NIXL's threads in theirs.
+WORKERS := tests/actors --ignore=tests/actors/engine
+OTHERS := --ignore=tests/cluster --ignore-glob=tests/actors/test_*
 test: lint
-	OMP_WAIT_POLICY=passive $(BIN)/pytest tests/actors >build/test-actors.log 2>&1 & actors=$$!; \
-	$(BIN)/pytest tests/cluster && $(BIN)/pytest --ignore=tests/cluster --ignore=tests/actors; others=$$?; \
-	wait $$actors; actors=$$?; cat build/test-actors.log; test $$others = 0 -a $$actors = 0
+	OMP_WAIT_POLICY=passive $(BIN)/pytest $(WORKERS) >build/test-workers.log 2>&1 & workers=$$!; \
+	$(BIN)/pytest tests/cluster && $(BIN)/pytest $(OTHERS); others=$$?; \
+	wait $$workers; workers=$$?; cat build/test-workers.log; test $$others = 0 -a $$workers = 0
 
 lint: .venv/dev link
 	$(BIN)/ruff format --check .
