@@ -17,8 +17,8 @@ WORKERS := tests/actors --ignore=tests/actors/engine
 OTHERS := --ignore=tests/cluster --ignore-glob=tests/actors/test_*
 test: lint
 	OMP_WAIT_POLICY=passive $(BIN)/pytest $(WORKERS) >build/test-workers.log 2>&1 & workers=$$!; \
-	$(BIN)/pytest tests/cluster && $(BIN)/pytest $(OTHERS); others=$$?; \
-	wait $$workers; workers=$$?; cat build/test-workers.log; test $$others = 0 -a $$workers = 0
+	$(BIN)/pytest tests/cluster; cluster=$$?; $(BIN)/pytest $(OTHERS); others=$$?; \
+	wait $$workers; workers=$$?; cat build/test-workers.log; test "$$cluster $$others $$workers" = "0 0 0"
 
 lint: .venv/dev link
 	$(BIN)/ruff format --check .

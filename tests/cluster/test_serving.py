@@ -219,6 +219,9 @@ async def test_a_worker_of_three_ranks_answers_and_returns_when_one_is_killed(se
     async with asyncio.timeout(120):
         while [info.pid for info in cluster.supervisor.workers()] in ([], [before.pid]):
             await asyncio.sleep(0.2)
+        async with httpx.AsyncClient(base_url=cluster.address, timeout=60) as http:
+            while (await http.get("/health")).status_code != 200:  # the gateway connects a moment later
+                await asyncio.sleep(0.2)
     await asyncio.to_thread(check_sync_client, cluster.address)
     assert not any(rank.is_running() for rank in ranks)
     await settled(cluster)
