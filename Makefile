@@ -11,14 +11,10 @@ PROMPT ?=
 demo: .venv/run
 	$(BIN)/baton demo $(if $(PROMPT),--prompt "$(PROMPT)")
 
-# Two processes: the workers' tests, which compare with transformers at length, keep one core busy; the others mostly
-# wait. And Ray forks: its tests must not share a process with those that have NIXL's threads in theirs.
-WORKERS := tests/actors --ignore=tests/actors/engine
-OTHERS := --ignore=tests/cluster --ignore-glob=tests/actors/test_*
+# Ray forks: its tests must not share a process with those that have NIXL's threads in theirs.
 test: lint
-	OMP_WAIT_POLICY=passive $(BIN)/pytest $(WORKERS) >build/test-workers.log 2>&1 & workers=$$!; \
-	$(BIN)/pytest tests/cluster; cluster=$$?; $(BIN)/pytest $(OTHERS); others=$$?; \
-	wait $$workers; workers=$$?; cat build/test-workers.log; test "$$cluster $$others $$workers" = "0 0 0"
+	$(BIN)/pytest tests/cluster
+	$(BIN)/pytest --ignore=tests/cluster
 
 lint: .venv/dev link
 	$(BIN)/ruff format --check .
