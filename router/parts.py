@@ -5,6 +5,7 @@ A parser's parts depend on the text alone, not on how it was cut: so the body of
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -57,7 +58,7 @@ class PlainText:
         return ()
 
 
-class CharParser:
+class CharParser(ABC):
     """Reads one character at a time, which makes its parts the same for every cut. Subclasses give `_feed`."""
 
     def push(self, text: str) -> Sequence[Part]:
@@ -71,11 +72,11 @@ class CharParser:
         self._end(parts.append)
         return merged(parts)
 
-    def _feed(self, char: str, emit: Emit) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _feed(self, char: str, emit: Emit) -> None: ...
 
-    def _end(self, emit: Emit) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _end(self, emit: Emit) -> None: ...
 
 
 class Marker:
