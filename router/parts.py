@@ -75,8 +75,8 @@ class CharParser(ABC):
     @abstractmethod
     def _feed(self, char: str, emit: Emit) -> None: ...
 
-    @abstractmethod
-    def _end(self, emit: Emit) -> None: ...
+    def _end(self, emit: Emit) -> None:
+        """Emit what was held back; by default nothing was."""
 
 
 class Marker:
