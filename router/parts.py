@@ -75,7 +75,7 @@ class CharParser(ABC):
     @abstractmethod
     def _feed(self, char: str, emit: Emit) -> None: ...
 
-    def _end(self, emit: Emit) -> None:
+    def _end(self, emit: Emit) -> None:  # noqa: B027
         """Emit what was held back; by default nothing was."""
 
 
