@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
-import sys
 from collections.abc import Iterator
 
 import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before anything imports triton, which tests of every folder do in some order
 
 NUM_DEVICES_NEEDED = {"gpu": 1, "multi_gpu": 2}
 
@@ -19,8 +23,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     }
     if not any(needs.values()):
         return
-    import torch
-
     present = torch.cuda.device_count()
     for item, needed in needs.items():
         if needed > present:
@@ -38,11 +40,9 @@ def _skip_without_browser(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def restored_threads() -> Iterator[None]:
     """A worker in this process may have set torch's number of threads, which is everybody's."""
-    torch = sys.modules.get("torch")
-    num_threads = None if torch is None else torch.get_num_threads()
+    num_threads = torch.get_num_threads()
     yield
-    if torch is not None and num_threads is not None:
-        torch.set_num_threads(num_threads)
+    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="session")

@@ -1,18 +1,14 @@
 """Every Triton kernel is tested where this machine can run it: compiled on a GPU, else in Triton's interpreter.
 
-`-m gpu` selects the compiled runs. The interpreter must be chosen before triton is imported anywhere.
+`-m gpu` selects the compiled runs.
 """
 
 from __future__ import annotations
-
-import os
 
 import pytest
 import torch
 
 HAS_CUDA = torch.cuda.is_available()
-if not HAS_CUDA:
-    os.environ["TRITON_INTERPRET"] = "1"
 
 # FlashInfer has no interpreter and is not installed where there is no GPU.
 collect_ignore = [] if HAS_CUDA else ["test_attention_flashinfer.py"]
