@@ -55,7 +55,9 @@ class Collector:
         hidden = model.config.hidden_size
         self._model = model
         self._blocks_per_row = -(-max_len // _BLOCK_SIZE)
-        kv = KVSpec.of_model(model.config, _BLOCK_SIZE, model.embeddings.dtype).allocate(wave_size * self._blocks_per_row)
+        kv = KVSpec.of_model(model.config, _BLOCK_SIZE, model.embeddings.dtype).allocate(
+            wave_size * self._blocks_per_row
+        )
         # By cache slot, like the KV itself.
         self._features = torch.zeros(kv.shape[0] * _BLOCK_SIZE, 3 * hidden, dtype=torch.bfloat16)
         self._hidden = torch.zeros(kv.shape[0] * _BLOCK_SIZE, hidden, dtype=torch.bfloat16)

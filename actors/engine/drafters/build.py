@@ -3,29 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
-from baton.actors.engine.drafters.config import DrafterKind, SpeculationConfig
+from baton.actors.engine.drafters.config import DrafterKind
+from baton.actors.engine.drafters.context import ModuleContext
+from baton.actors.engine.drafters.eagle import make_eagle
+from baton.actors.engine.drafters.medusa import make_medusa
 from baton.actors.engine.drafters.module import DraftModule
-from baton.actors.engine.models.model import Model
-from baton.actors.engine.weights import Placement
-from baton.kernels.attention import AttentionBackend, AttentionShape
-
-
-@dataclass(frozen=True, slots=True)
-class ModuleContext:
-    """All that a draft module is built from, on every rank."""
-
-    config: SpeculationConfig
-    target: Model
-    target_path: Path  # of its checkpoint, which may hold the module's weights too
-    placement: Placement
-    block_size: int
-    max_context: int
-    num_slots: int
-    make_attention: Callable[[AttentionShape], AttentionBackend]  # a backend of the module's own
-
+from baton.actors.engine.drafters.mtp import make_mtp
 
 MakeModule = Callable[[ModuleContext], DraftModule]
-MODULES: dict[DrafterKind, MakeModule] = {}
+MODULES: dict[DrafterKind, MakeModule] = {"eagle": make_eagle, "mtp": make_mtp, "medusa": make_medusa}

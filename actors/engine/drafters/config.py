@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 DrafterKind = Literal["ngram", "suffix", "draft_model", "eagle", "mtp", "medusa"]
 NEEDS_MODEL = ("draft_model", "eagle", "medusa")
+TAKES_NO_MODEL = ("ngram", "suffix")
 
 
 class SpeculationConfig(BaseModel):
@@ -19,15 +20,16 @@ class SpeculationConfig(BaseModel):
         "cost", description="cost = as many as pay by measured acceptance and step times, none at all if none do"
     )
     model: str | None = Field(
-        None, description="weights of draft_model, eagle and medusa: a directory, a .gguf file, or package:NAME"
+        None,
+        description="weights of draft_model, eagle, medusa or mtp: a directory, a .gguf file, or package:NAME; mtp may "
+        "leave it out where the served model holds the module",
     )
     min_match: int = Field(2, ge=1, le=16, description="tokens that ngram and suffix must find again before they draft")
 
     @model_validator(mode="after")
     def _has_what_it_needs(self) -> Self:
-        needs_model = self.drafter in NEEDS_MODEL
-        if needs_model != (self.model is not None):
-            verb = "needs" if needs_model else "takes no"
-            raise ValueError(f"speculation.drafter = {self.drafter} {verb} speculation.model; "
-                             f"{'set' if needs_model else 'remove'} it")  # fmt: skip
+        if self.drafter in NEEDS_MODEL and self.model is None:
+            raise ValueError(f"speculation.drafter = {self.drafter} needs speculation.model; set it")
+        if self.drafter in TAKES_NO_MODEL and self.model is not None:
+            raise ValueError(f"speculation.drafter = {self.drafter} takes no speculation.model; remove it")
         return self
