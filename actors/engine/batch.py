@@ -39,6 +39,10 @@ class Row(msgspec.Struct, frozen=True, gc=False):  # a tenth of a dataclass's co
     def end(self) -> int:
         return self.start + self.num_tokens
 
+    @property
+    def drafts(self) -> Sequence[int]:
+        return self.tokens[len(self.tokens) - self.num_drafts :]
+
 
 @dataclass(frozen=True, slots=True)
 class Admission:
@@ -56,6 +60,10 @@ class Batch:
     rows: tuple[Row, ...]
     admissions: tuple[Admission, ...] = ()
     draft_next: int = 0  # tokens that the runner's draft module is to propose after each row that samples
+
+    @property
+    def has_drafts(self) -> bool:
+        return any(row.num_drafts for row in self.rows)
 
     @property
     def num_tokens(self) -> int:

@@ -137,7 +137,8 @@ class SlotGrammars:
     def mask(self, rows: Sequence[Row]) -> torch.Tensor | None:
         """Which ids each row may sample: [num_rows, ceil(vocab / 32)] int32, a bit for each; None = all of them.
 
-        Waits for the ids that constrained rows sampled in the step before.
+        Drafts that a row ends with count as sampled, for this mask alone. Waits for the ids that constrained rows
+        sampled in the step before.
         """
         matches = [(i, self._matches[row.slot]) for i, row in enumerate(rows) if row.slot in self._matches]
         if not matches:
@@ -145,15 +146,20 @@ class SlotGrammars:
         self._settle()
         mask = torch.full((len(rows), -(-self._vocab_size // 32)), -1, dtype=torch.int32)
         for index, match in matches:
+            drafts = rows[index].drafts
+            for draft in drafts:
+                match.accept(draft)
             if not match.is_over:
                 match.matcher.fill_next_token_bitmask(mask, index)
                 match.is_over = not bool(mask[index].any())  # the vocabulary cannot go on
             if match.is_over:
                 self._allow_end_only(mask[index])
+            if drafts:
+                match.roll_back(len(drafts))
         return mask
 
     def note(self, rows: Sequence[Row], ids: SampledIds) -> None:
-        """Remember where the ids will be that `rows` have sampled."""
+        """Remember where the ids will be that `rows` have sampled; one that counts for nothing is negative."""
         matches = [(i, self._matches[row.slot]) for i, row in enumerate(rows) if row.slot in self._matches]
         if matches:
             self._unread.append(_Unread(ids, matches))
@@ -162,7 +168,8 @@ class SlotGrammars:
         for unread in self._unread:
             ids: list[int] = unread.ids.wait()[0].tolist()
             for index, match in unread.matches:
-                match.accept(ids[index])
+                if ids[index] >= 0:
+                    match.accept(ids[index])
         self._unread.clear()
 
     def _allow_end_only(self, row: torch.Tensor) -> None:

@@ -127,8 +127,8 @@ class Scheduler:
         """
         space, fitted = self._space, Drafts()
         for seq, tokens in drafts.items():
-            end = seq.num_scheduled + 1 + len(tokens)
-            num_new = space.blocks_for(end + self._speculation.num_ahead) - len(seq.table.ids)
+            end = seq.num_scheduled + 1 + len(tokens) + self._speculation.num_ahead
+            num_new = space.blocks_for(min(end, seq.stops.max_len)) - len(seq.table.ids)
             num_spare = space.pool.num_available - self.num_running
             if num_new > 0 and num_spare > 0:
                 space.extend(seq.table, min(num_new, num_spare))

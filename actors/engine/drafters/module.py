@@ -42,6 +42,7 @@ class TargetStep:
     kv: torch.Tensor  # the whole cache: the module's layers are the last `num_layers` of dim 1
     num_drafts: int  # to propose after each drafting row; 0 = only keep the module's own KV up
     choose: Choose
+    max_context: int = 1 << 40  # positions from here on do not exist
 
     @property
     def drafting(self) -> list[int]:
@@ -95,7 +96,7 @@ class DraftPass:
 
     rows: list[Row]  # for `step_layout`: num_tokens = 1, and a table that covers `end`
     positions: list[int]
-    slots: list[int]  # cache slots; -1 where the row's table has no room left: its drafts from here on are noise
+    slots: list[int]  # cache slots; -1 where the row has no room left: its drafts from here on are noise
 
 
 def draft_pass(step: TargetStep, index: int, block_size: int) -> DraftPass:
@@ -104,7 +105,7 @@ def draft_pass(step: TargetStep, index: int, block_size: int) -> DraftPass:
     for i in step.drafting:
         row = step.rows[i]
         position = row.start + step.kept[i] + index
-        has_room = position < len(row.blocks) * block_size
+        has_room = position < min(len(row.blocks) * block_size, step.max_context)
         at = position if has_room else row.start + step.kept[i] - 1
         result.rows.append(Row(row.slot, at, 1, (0,), row.blocks, True))
         result.positions.append(at)
