@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -138,8 +138,7 @@ def load_wave(path: Path) -> list[Sample]:
 
 
 def _split(x: torch.Tensor, lengths: list[int]) -> list[torch.Tensor]:
-    parts: Any = x.split(lengths)
-    return list(parts)
+    return list(cast("tuple[torch.Tensor, ...]", x.split(lengths)))
 
 
 def collect_waves(
