@@ -124,6 +124,7 @@ class Eagle3Layer(nn.Module):
 class Eagle3Head(nn.Module):
     def __init__(self, config: HeadConfig, draft_vocab_size: int) -> None:
         super().__init__()
+        self.config = config
         self.fc = nn.Linear(3 * config.hidden_size, config.hidden_size, bias=False)
         self.midlayer = Eagle3Layer(config)
         self.norm = _norm(config)
@@ -144,6 +145,7 @@ class MtpHead(nn.Module):
 
     def __init__(self, config: HeadConfig, rows: torch.Tensor) -> None:
         super().__init__()
+        self.config = config
         self.enorm = _norm(config)
         self.hnorm = _norm(config)
         self.eh_proj = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
@@ -170,8 +172,15 @@ def rope_table(config: ModelConfig, max_len: int) -> torch.Tensor:
     return cos_sin_table(config.layers[-1].rope, config.head_dim, max_len)
 
 
+class _FloatNorm(nn.RMSNorm):
+    """In float32 under autocast too."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.float())
+
+
 def _norm(config: HeadConfig) -> nn.RMSNorm:
-    return nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+    return _FloatNorm(config.hidden_size, eps=config.rms_norm_eps)
 
 
 def _rotate(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:

@@ -20,12 +20,13 @@ _BATCHES_SORTED_TOGETHER = 16
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Right-padded. mask: whether the token after a position is the model's own."""
+    """Right-padded."""
 
     tokens: torch.Tensor  # [batch, length] int64
     features: torch.Tensor  # [batch, length, 3 * hidden] float32
     hidden: torch.Tensor  # [batch, length, hidden] float32
-    mask: torch.Tensor  # [batch, length] bool
+    is_there: torch.Tensor  # [batch, length] bool: no padding
+    is_own: torch.Tensor  # [batch, length] bool: the token is the model's own
 
 
 class Target(NamedTuple):
@@ -39,24 +40,23 @@ class Target(NamedTuple):
 
 
 class StepScore(NamedTuple):
-    """One unrolled step's answers, at every place that counts."""
+    """One unrolled step's answers."""
 
     loss: torch.Tensor  # a scalar, the cross-entropy with the target's distribution over the draft vocabulary
-    is_right: torch.Tensor  # [batch, length - 2] bool: the likeliest draft is the token that the model emitted
-    counts: torch.Tensor  # likewise: somebody asks for a draft there
+    is_right: torch.Tensor  # [batch, length - 2] bool: a draft is wanted, and is the token that the model emitted
+    counts: torch.Tensor  # likewise: a draft is wanted, since the token it stands for is the model's own
 
 
-def make_target(model: Llama, target_ids: torch.Tensor, max_len: int, cos_sin: torch.Tensor) -> Target:
+def make_target(model: Llama, target_ids: torch.Tensor, cos_sin: torch.Tensor) -> Target:
     is_drafted = torch.zeros(model.config.vocab_size, dtype=torch.bool)
     is_drafted[target_ids] = True
-    return Target(model, model.embeddings[target_ids], target_ids, is_drafted, cos_sin[: max_len + 16])
+    return Target(model, model.embeddings[target_ids], target_ids, is_drafted, cos_sin)
 
 
-def scores(head: DraftHead, batch: Batch, target: Target, num_steps: int) -> Iterator[StepScore]:
-    """Unroll the head over the batch, feeding it the emitted tokens and its own outputs.
+def unroll(head: DraftHead, batch: Batch, target: Target, num_steps: int) -> Iterator[torch.Tensor]:
+    """Run the head over the batch, feeding it the emitted tokens and its own outputs, which each step yields.
 
-    Column p of step j reads token p + 1 + j and foresees token p + 2 + j. Behind a sample's end it reads padding, and
-    is not asked.
+    Column p of step j reads token p + 1 + j and foresees token p + 2 + j; behind a sample's end nobody asks.
     """
     length = batch.tokens.shape[1] - 2  # columns that foresee something
     h = head.fuse(batch.features, batch.hidden)[:, :length]
@@ -64,16 +64,24 @@ def scores(head: DraftHead, batch: Batch, target: Target, num_steps: int) -> Ite
     past = Unrolled()
     for step in range(num_steps):
         h = head.step(h, _shifted(embedded, 1 + step, length), target.cos_sin, past)
-        counts = _shifted(batch.mask, 1 + step, length)
-        emitted = _shifted(batch.tokens, 2 + step, length)[counts]
-        logits = head.logits(h[counts])
+        yield h
+
+
+def scores(head: DraftHead, batch: Batch, target: Target, num_steps: int) -> Iterator[StepScore]:
+    for step, h in enumerate(unroll(head, batch, target, num_steps)):
+        length = h.shape[1]
+        # Prompts teach too: the target's distribution is known after each of their tokens.
+        is_there = _shifted(batch.is_there, 2 + step, length)
+        emitted = _shifted(batch.tokens, 2 + step, length)[is_there]
+        logits = head.logits(h[is_there])
         scored = target.is_drafted[emitted]
-        hidden = _shifted(batch.hidden, 1 + step, length)[counts][scored]
+        hidden = _shifted(batch.hidden, 1 + step, length)[is_there][scored]
         wanted = F.linear(target.model.normed(hidden), target.rows).softmax(dim=-1)
-        loss = -(wanted * logits[scored].log_softmax(dim=-1)).sum(dim=-1).mean()
+        loss = -(wanted * logits[scored].log_softmax(dim=-1)).sum() / max(1, len(wanted))
+        counts = _shifted(batch.is_own, 2 + step, length)
         is_right = torch.zeros_like(counts)
-        is_right[counts] = target.target_ids[logits.detach().argmax(dim=-1)] == emitted
-        yield StepScore(loss, is_right, counts)
+        is_right[is_there] = target.target_ids[logits.detach().argmax(dim=-1)] == emitted
+        yield StepScore(loss, is_right & counts, counts)
 
 
 def _shifted(x: torch.Tensor, by: int, length: int) -> torch.Tensor:
@@ -99,8 +107,11 @@ def plan_epoch(lengths: Sequence[int], size: int, order: random.Random) -> list[
 def collate(samples: Sequence[Sample]) -> Batch:
     pad = torch.nn.utils.rnn.pad_sequence
     tokens = pad([sample.tokens for sample in samples], batch_first=True)
-    mask = torch.zeros(tokens.shape, dtype=torch.bool)
+    is_there, is_own = (torch.zeros(tokens.shape, dtype=torch.bool) for _ in range(2))
     for row, sample in enumerate(samples):
-        mask[row, sample.prompt_len - 1 : len(sample.tokens) - 1] = True
-    features = pad([sample.features for sample in samples], batch_first=True).float()
-    return Batch(tokens, features, pad([sample.hidden for sample in samples], batch_first=True).float(), mask)
+        is_there[row, : len(sample.tokens)] = True
+        is_own[row, sample.prompt_len : len(sample.tokens)] = True
+    features, hidden = (
+        pad([getattr(sample, name) for sample in samples], batch_first=True).float() for name in ("features", "hidden")
+    )
+    return Batch(tokens, features, hidden, is_there, is_own)

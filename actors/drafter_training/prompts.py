@@ -37,14 +37,14 @@ def split_prompts(paths: Sequence[Path], hold_every: int) -> Split:
 
 def _messages(line: str, where: str) -> Messages:
     try:
-        fields: dict[str, Any] = json.loads(line)
+        found = json.loads(line)
     except json.JSONDecodeError as error:
         raise BadPromptFile(f"{where} is not JSON: {error}") from error
-    if "messages" in fields:
-        return fields["messages"]
-    for name in ("prompt", "question"):
-        if isinstance(fields.get(name), str):
-            return [{"role": "user", "content": fields[name]}]
-    if fields.get("turns"):
-        return [{"role": "user", "content": fields["turns"][0]}]
-    raise BadPromptFile(f"{where} has no prompt, question, turns or messages; name one of them so")
+    fields: dict[str, Any] = found if isinstance(found, dict) else {}
+    messages = fields.get("messages")
+    if messages is None:
+        turns = fields.get("turns") or [None]
+        messages = [{"role": "user", "content": fields.get("prompt") or fields.get("question") or turns[0]}]
+    if not all(isinstance(message.get(name), str) for message in messages for name in ("role", "content")):
+        raise BadPromptFile(f"{where} has no text in prompt, question, turns or messages; name one of them so")
+    return messages

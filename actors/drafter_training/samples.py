@@ -4,7 +4,7 @@ A wave is a batch of prompts answered in lock-step by our own runner; each is on
 at all, so that collecting goes on where it was stopped.
 
     tokens        [num_tokens] int32, the samples one after another
-    features      [num_tokens, 3 * hidden] bfloat16: inputs of the three tapped layers, low to high
+    features      [num_tokens, 3 * hidden] bfloat16: outputs of the three tapped layers, low to high
     hidden        [num_tokens, hidden] bfloat16: what the final norm reads
     lengths       [num_samples] int32, prompt and answer
     prompt_lens   [num_samples] int32
@@ -14,23 +14,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 
 from baton.actors.engine.batch import Admission, Batch, Row
+from baton.actors.engine.drafters.eagle import eagle3_taps
+from baton.actors.engine.drafters.taps import Taps
 from baton.actors.engine.kv_cache import KVSpec
-from baton.actors.engine.models.llama import LayerCache, Llama
-from baton.actors.engine.models.model import StepInputs
-from baton.actors.engine.models.tap import Keep, eagle3_taps, tap_layers
+from baton.actors.engine.models.llama import Llama
 from baton.actors.engine.request import Request, SamplingParams
 from baton.actors.engine.runner import TorchRunner
-from baton.kernels.attention import AttentionBackend
 from baton.kernels.attention_torch import TorchAttention
 
 _BLOCK_SIZE = 16
+_PROMPTS_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,100 +49,71 @@ class Sampling:
 
 
 class Collector:
-    """Answers prompts and records features. The model is tapped for good: nothing else should use it meanwhile."""
+    """Answers prompts and records features."""
 
     def __init__(self, model: Llama, *, wave_size: int, max_len: int) -> None:
-        hidden = model.config.hidden_size
-        self._model = model
+        self._eos_ids = model.config.eos_ids
         self._blocks_per_row = -(-max_len // _BLOCK_SIZE)
-        kv = KVSpec.of_model(model.config, _BLOCK_SIZE, model.embeddings.dtype).allocate(
-            wave_size * self._blocks_per_row
-        )
-        # By cache slot, like the KV itself.
-        self._features = torch.zeros(kv.shape[0] * _BLOCK_SIZE, 3 * hidden, dtype=torch.bfloat16)
-        self._hidden = torch.zeros(kv.shape[0] * _BLOCK_SIZE, hidden, dtype=torch.bfloat16)
-        taps = eagle3_taps(model.config.num_layers)
-        tap_layers(model, {layer: self._keep(i) for i, layer in enumerate(taps)})
-        self._runner = TorchRunner(
-            _LastHidden(model, self._hidden), kv, num_slots=wave_size, make_attention=TorchAttention
-        )
+        spec = KVSpec.of_model(model.config, _BLOCK_SIZE, model.embeddings.dtype)
+        layers = (*eagle3_taps(model.config.num_layers), model.config.num_layers - 1)
+        self._taps = Taps(model, layers, max_tokens=max(wave_size, _PROMPTS_AT_ONCE * max_len))
+        kv = spec.allocate(wave_size * self._blocks_per_row)
+        self._runner = TorchRunner(self._taps.model, kv, num_slots=wave_size, make_attention=TorchAttention)
 
     @torch.inference_mode()
     def collect(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Sample]:
         """Answer every prompt; `sampling.seed` and a prompt's place in the wave decide its random numbers."""
-        requests = [
-            Request(
-                id=str(i),
-                tokens=tuple(prompt),
-                sampling=SamplingParams(
-                    max_tokens=sampling.max_tokens, seed=sampling.seed + i, temperature=sampling.temperature
-                ),
-            )
-            for i, prompt in enumerate(prompts)
-        ]
-        texts = [list(prompt) for prompt in prompts]
-        running = list(range(len(texts)))
-        computed = [0] * len(texts)
-        admissions = tuple(Admission(i, request, request.tokens) for i, request in enumerate(requests))
-        while running:
-            for group in self._steps(running, texts, computed):
-                rows = tuple(self._row(i, computed[i], texts[i]) for i in group)
-                batch = Batch(rows, tuple(a for a in admissions if a.slot in group and computed[a.slot] == 0))
-                for i, (token,) in zip(group, self._runner.launch(batch).wait().tokens, strict=True):
-                    computed[i] = len(texts[i])
-                    texts[i].append(token)
-            ended = {i for i in running if self._is_over(texts[i], len(prompts[i]), sampling.max_tokens)}
-            running = [i for i in running if i not in ended]
-        # The last sampled token's own features were never computed.
-        return [self._sample(i, texts[i][:-1], len(prompt)) for i, prompt in enumerate(prompts)]
+        answers = [_Answer(list(prompt), len(prompt)) for prompt in prompts]
+        admissions = [_admission(i, answer.tokens, sampling) for i, answer in enumerate(answers)]
+        running = list(range(len(answers)))
+        # Prompts a few at a time, since attention holds all scores of a step; then all rows, one token each.
+        for start in range(0, len(running), _PROMPTS_AT_ONCE):
+            group = running[start : start + _PROMPTS_AT_ONCE]
+            self._step(answers, group, admissions[start : start + _PROMPTS_AT_ONCE])
+        while running := [i for i in running if not answers[i].has_ended(self._eos_ids, sampling.max_tokens)]:
+            self._step(answers, running)
+        return [answer.sample() for answer in answers]
 
-    def _steps(self, running: list[int], texts: list[list[int]], computed: list[int]) -> Iterator[list[int]]:
-        """Prompts a few at a time, since attention holds all scores of a step; then all rows, one token each."""
-        if computed[running[0]]:
-            yield running
-        else:
-            yield from (running[i : i + 8] for i in range(0, len(running), 8))
+    def _step(self, answers: list[_Answer], group: list[int], admissions: Sequence[Admission] = ()) -> None:
+        """Compute what each of `group` has not computed, and sample its next token."""
+        rows = tuple(self._row(i, answers[i]) for i in group)
+        output = self._runner.launch(Batch(rows, tuple(admissions))).wait()
+        features = self._taps.features(sum(row.num_tokens for row in rows)).to(torch.bfloat16, copy=True)
+        parts = features.split([row.num_tokens for row in rows])
+        for i, part, tokens in zip(group, parts, output.tokens, strict=True):
+            answers[i].features.append(part)
+            answers[i].num_computed = len(answers[i].tokens)
+            answers[i].tokens += tokens
 
-    def _row(self, index: int, start: int, tokens: list[int]) -> Row:
+    def _row(self, index: int, answer: _Answer) -> Row:
         first = index * self._blocks_per_row
-        blocks = range(first, first + self._blocks_per_row)
-        return Row(index, start, len(tokens) - start, tokens[start:], blocks, True)
-
-    def _is_over(self, tokens: list[int], prompt_len: int, max_tokens: int) -> bool:
-        return tokens[-1] in self._model.config.eos_ids or len(tokens) - prompt_len > max_tokens
-
-    def _sample(self, index: int, tokens: list[int], prompt_len: int) -> Sample:
-        first = index * self._blocks_per_row * _BLOCK_SIZE
-        places = slice(first, first + len(tokens))
-        return Sample(
-            torch.tensor(tokens), self._features[places].clone(), self._hidden[places].clone(), prompt_len=prompt_len
-        )
-
-    def _keep(self, part: int) -> Keep:
-        hidden = self._model.config.hidden_size
-        columns = self._features[:, part * hidden : (part + 1) * hidden]
-
-        def keep(h: torch.Tensor, cache: LayerCache) -> None:
-            columns[cache.places.slots] = h.to(torch.bfloat16)
-
-        return keep
+        blocks, tokens = range(first, first + self._blocks_per_row), answer.tokens[answer.num_computed :]
+        return Row(index, answer.num_computed, len(tokens), tokens, blocks, True)
 
 
-class _LastHidden:
-    """A model that also writes its last hidden states to `store` [num_cache_slots, hidden]."""
+@dataclass(slots=True)
+class _Answer:
+    tokens: list[int]
+    prompt_len: int
+    features: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+    num_computed: int = 0
 
-    def __init__(self, model: Llama, store: torch.Tensor) -> None:
-        self._model = model
-        self._store = store
-        self.config = model.config
-        self.shapes = model.shapes
-        self.logits = model.logits
-        self.normed = model.normed
+    def has_ended(self, eos_ids: tuple[int, ...], max_tokens: int) -> bool:
+        return self.tokens[-1] in eos_ids or len(self.tokens) - self.prompt_len > max_tokens
 
-    def forward(self, inputs: StepInputs, kv: torch.Tensor, attention: Sequence[AttentionBackend]) -> torch.Tensor:
-        hidden = self._model.forward(inputs, kv, attention)
-        self._store[inputs.places.slots] = hidden.to(torch.bfloat16)
-        return hidden
+    def sample(self) -> Sample:
+        """All but the last token, whose features were never computed."""
+        features = torch.cat(self.features)  # [length, 4, hidden]
+        tokens = torch.tensor(self.tokens[:-1])
+        return Sample(tokens, features[:, :-1].flatten(1), features[:, -1], prompt_len=self.prompt_len)
+
+
+def _admission(slot: int, tokens: list[int], sampling: Sampling) -> Admission:
+    params = SamplingParams(
+        max_tokens=sampling.max_tokens, seed=sampling.seed + slot, temperature=sampling.temperature
+    )
+    request = Request(id=str(slot), tokens=tuple(tokens), sampling=params)
+    return Admission(slot, request, request.tokens)
 
 
 def save_wave(samples: Sequence[Sample], path: Path) -> None:

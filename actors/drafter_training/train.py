@@ -91,9 +91,10 @@ class Trainer:
         loss = torch.zeros(())
         marks: list[float] = []
         head: DraftHead = self.head  # pyright: ignore[reportAssignmentType]
-        for i, score in enumerate(scores(head, batch, self._target, self._config.num_steps)):
-            loss = loss + STEP_DECAY**i * score.loss
-            marks.append(float(score.is_right.sum() / score.counts.sum()))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            for i, score in enumerate(scores(head, batch, self._target, self._config.num_steps)):
+                loss = loss + STEP_DECAY**i * score.loss
+                marks.append(float(score.is_right.sum() / score.counts.sum()))
         loss.backward()
         nn.utils.clip_grad_norm_(self.head.parameters(), self._config.max_grad_norm)
         self._optimizer.step()

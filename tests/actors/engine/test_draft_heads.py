@@ -37,10 +37,11 @@ BLOCKS = ([5, 2, 9, 0], [1, 7, 3, 8])  # of two sequences
 
 @dataclass
 class Steps:
-    """Runs target and module as the runner would: greedy drafts, whose logits are kept."""
+    """Runs target and module as the runner would: greedy drafts, or `forced` ones, whose logits are kept."""
 
     model: Llama
     module: DraftModule
+    forced: list[int] = field(default_factory=list[int])
     logits: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
 
     def __post_init__(self) -> None:
@@ -76,7 +77,7 @@ class Steps:
     def _choose(self, logits: torch.Tensor, index: int) -> torch.Tensor:
         assert index == len(self.logits)
         self.logits.append(logits)
-        return logits.argmax(dim=-1)
+        return torch.tensor([self.forced[index]]) if self.forced else logits.argmax(dim=-1)
 
 
 def context(model: Llama, kind: DrafterKind, path: Path | None, target_path: Path, **options: Any) -> ModuleContext:
