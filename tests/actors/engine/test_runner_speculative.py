@@ -11,6 +11,7 @@ import torch
 
 from baton.actors.engine.config import EngineConfig
 from baton.actors.engine.draft_length import FixedLengths
+from baton.actors.engine.drafters.build import DraftParts
 from baton.actors.engine.drafters.drafter import Drafter
 from baton.actors.engine.drafters.ngram import NgramDrafter
 from baton.actors.engine.drafters.suffix import SuffixDrafter
@@ -70,18 +71,31 @@ def model() -> Llama:
 
 def serve(requests: list[Request], speculation: Speculation | None, **config: Any) -> Seen:
     """All that each request's client sees, on an engine of its own."""
-    kv = KVSpec.of_model(CONFIG, BLOCK_SIZE, torch.float32).allocate(NUM_BLOCKS)
+    return run(make_engine(speculation, **config), requests)
+
+
+def make_engine(
+    speculation: Speculation | None, parts: DraftParts | None = None, num_blocks: int = NUM_BLOCKS, **config: Any
+) -> Engine:
+    parts = parts or DraftParts(model())
+    spec = KVSpec.of_model(CONFIG, BLOCK_SIZE, torch.float32, num_draft_layers=parts.num_layers)
     kind = TorchRunner if speculation is None else SpeculativeRunner
-    runner = kind(model(), kv, num_slots=8, make_attention=TorchAttention, grammars=GRAMMARS)
+    kv = spec.allocate(num_blocks)
+    runner = kind(parts.model, kv, num_slots=8, make_attention=TorchAttention, grammars=GRAMMARS)
+    if isinstance(runner, SpeculativeRunner):
+        runner.stage, runner.max_context = parts.stage, MAX_CONTEXT
     settings = {"block_size": BLOCK_SIZE, "max_num_seqs": 8, "max_step_tokens": 64, "overlap": False} | config
-    engine = Engine(
+    return Engine(
         EngineConfig.model_validate(settings),
         runner,
-        num_blocks=NUM_BLOCKS,
+        num_blocks=num_blocks,
         max_context=MAX_CONTEXT,
         eos_token_ids=frozenset((EOS,)),
         speculation=speculation,
     )
+
+
+def run(engine: Engine, requests: list[Request]) -> Seen:
     seen: Seen = {request.id: ([], [], None) for request in requests}
     for request in requests:
         engine.submit(request)
