@@ -38,7 +38,7 @@ class Surroundings:
 
 
 class DraftStage:
-    def __init__(self, module: DraftModule, taps: Taps) -> None:
+    def __init__(self, module: DraftModule, taps: Taps | None = None) -> None:
         self._module = module
         self._taps = taps
         self._texts: dict[int, Sequence[int]] = {}  # by slot: what was known when its sequence entered
@@ -60,7 +60,7 @@ class DraftStage:
             tokens=inputs.tokens,
             following=self._following(batch.rows, kept, inputs.tokens, around),
             places=inputs.places,
-            features=self._taps.features(batch.num_tokens),
+            features=self._features(inputs.tokens, around),
             attention=around.attention,
             kv=around.kv,
             num_drafts=batch.draft_next,
@@ -71,6 +71,9 @@ class DraftStage:
         if not batch.draft_next or not target.drafting:
             return step
         return _DraftedStep(step, HostCopy((drafts,)), self._num_good(target, around.kv.shape[3]))
+
+    def _features(self, tokens: torch.Tensor, around: Surroundings) -> torch.Tensor:
+        return around.kv.new_empty(len(tokens), 0, 0) if self._taps is None else self._taps.features(len(tokens))
 
     def _following(
         self, rows: Sequence[Row], kept: Sequence[int], tokens: torch.Tensor, around: Surroundings
@@ -136,4 +139,9 @@ class _DraftedStep:
         output = self.step.wait()
         ids: list[list[int]] = self.drafts.wait()[0].tolist()
         good = zip(self.num_good.items(), ids, strict=True)
-        return replace(output, drafts={row: tuple(drafts[:num]) for (row, num), drafts in good})
+        return replace(output, drafts={row: _leading(drafts[:num]) for (row, num), drafts in good})
+
+
+def _leading(drafts: list[int]) -> tuple[int, ...]:
+    """The drafts before the first that is none."""
+    return tuple(drafts[: next((i for i, draft in enumerate(drafts) if draft < 0), len(drafts))])

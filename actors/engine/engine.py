@@ -150,12 +150,16 @@ class Engine:
         """
         return self._imports.reserve(request_id)
 
-    def adopt_import(self, request_id: str, tokens: tuple[int, ...]) -> None:
-        """All KV of the prompt is in place: decode on after the peer's one token, which the caller has delivered."""
+    def adopt_import(self, request_id: str, tokens: tuple[int, ...], drafts: tuple[int, ...] = ()) -> None:
+        """All KV of the prompt is in place: decode on after the peer's one token, which the caller has delivered.
+
+        `drafts` are what the peer's draft module proposes to follow it.
+        """
         if len(tokens) != 1:
             raise ImportStateError(request_id, f"a peer's prefill yields one token, not {len(tokens)}")
         self._is_blocked = False
         sequence = self._imports.adopt(request_id)
+        sequence.drafts = drafts
         self._sequences[request_id] = sequence
         self._adopted.append(sequence)
         self._scheduler.join(sequence)
@@ -359,6 +363,7 @@ class Engine:
             cached_tokens=sequence.cached_tokens,
             num_computed=sequence.num_computed,
             blocks=tuple(sequence.table.ids) if sequence.is_export else (),
+            drafts=sequence.drafts if sequence.is_export else (),
         )
 
     def _sequence(self, request: Request, *, export: bool) -> Sequence:

@@ -18,10 +18,27 @@ from baton.actors.engine.sequence import Sequence, Status
 Drafts = dict[Sequence, Items[int]]
 
 
+@dataclass(slots=True)
+class DraftCounts:
+    """Totals since the start, by a draft's position in its row. Written by the engine's thread."""
+
+    verified: list[int] = field(default_factory=list[int])
+    accepted: list[int] = field(default_factory=list[int])
+
+    def add(self, num_verified: int, num_accepted: int) -> None:
+        missing = num_verified - len(self.verified)
+        self.verified += [0] * missing
+        self.accepted += [0] * missing
+        for position in range(num_verified):
+            self.verified[position] += 1
+            self.accepted[position] += position < num_accepted
+
+
 class Speculation(Protocol):
     """Owned by the engine's thread."""
 
     num_ahead: int  # positions behind a step's last draft for which the draft module wants blocks too
+    counts: DraftCounts
     num_recomputed: int  # cached blocks at the end of a matched prefix that are computed anew all the same
 
     @property
@@ -57,6 +74,9 @@ class NoSpeculation:
     num_ahead = num_recomputed = draft_next = 0
     needs_result = False
 
+    def __init__(self) -> None:
+        self.counts = DraftCounts()
+
     def draft(self, decodes: list[Sequence], limit: int) -> Drafts:
         return {}
 
@@ -70,22 +90,6 @@ class NoSpeculation:
         pass
 
 
-@dataclass(slots=True)
-class DraftCounts:
-    """Totals since the start, by a draft's position in its row. Written by the engine's thread."""
-
-    verified: list[int] = field(default_factory=list[int])
-    accepted: list[int] = field(default_factory=list[int])
-
-    def add(self, num_verified: int, num_accepted: int) -> None:
-        missing = num_verified - len(self.verified)
-        self.verified += [0] * missing
-        self.accepted += [0] * missing
-        for position in range(num_verified):
-            self.verified[position] += 1
-            self.accepted[position] += position < num_accepted
-
-
 class DraftSpeculation:
     def __init__(
         self,
@@ -94,17 +98,17 @@ class DraftSpeculation:
         max_draft_tokens: int,
         *,
         module_layers: int | None = None,
-        counts: DraftCounts | None = None,
     ) -> None:
         """`module_layers`: KV layers of the runner's draft module; None = it has no such module."""
         self.num_ahead = max_draft_tokens if module_layers else 0
         self.num_recomputed = 1 if module_layers else 0
-        self.counts = counts or DraftCounts()
+        self.counts = DraftCounts()
         self._drafter = drafter
         self._lengths = lengths
         self._most = max_draft_tokens
         self._has_module = module_layers is not None
         self._is_drafted = False  # the step that was planned last
+        self._has_decodes = False  # likewise
 
     @property
     def draft_next(self) -> int:
@@ -112,11 +116,12 @@ class DraftSpeculation:
 
     @property
     def needs_result(self) -> bool:
-        return self._is_drafted or self._lengths.is_on
+        return self._is_drafted or (self._has_decodes and self._lengths.is_on)
 
     def draft(self, decodes: list[Sequence], limit: int) -> Drafts:
         drafts: Drafts = {}
-        if self._lengths.begin_step():
+        self._has_decodes = bool(decodes)
+        if decodes and self._lengths.begin_step():
             for sequence in decodes:
                 num = min(self._most, sequence.stops.max_len - len(sequence.tokens) - 1)
                 if num > 0 and not sequence.num_pending and (tokens := self._drafter.propose(sequence, num)):

@@ -81,7 +81,7 @@ class DraftModule(Protocol):
         ...
 
     def advance(self, step: TargetStep) -> torch.Tensor:
-        """Take in the step's tokens, then propose: ids [num_drafting_rows, step.num_drafts] int64.
+        """Take in the step's tokens, then propose: ids [num_drafting_rows, step.num_drafts] int64; below 0 is none.
 
         Positions start .. start + kept - 1 of each row are to be brought up; an entry of the module's layers at
         position i may use features[i] and following[i]. Later drafts' KV goes to the positions after: `draft_pass`

@@ -71,7 +71,7 @@ def test_right_drafts_save_steps_and_wrong_ones_cost_none() -> None:
 def test_no_draft_lies_behind_the_end() -> None:
     """Neither max_tokens nor the context is ever passed, and a sequence one token from its end drafts nothing."""
     for max_tokens, max_context in ((6, 1000), (100, 14)):
-        rig = Rig(max_context=max_context, speculation=scripted(all_right, 8))
+        rig = Rig(max_context=max_context, speculation=scripted(all_right, 8), config={"overlap": False})
         rig.submit(make_request("a", 8, max_tokens=max_tokens, ignore_eos=True))
         rig.run()
         rig.check_idle()
