@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,16 @@ import draft_heads as heads
 import pytest
 import torch
 from safetensors.torch import save_file
-from test_drafter_training import CONFIG, Tiny, tiny  # noqa: F401  a fixture
+from tiny_samples import CONFIG, Tiny
 
-from baton.actors.build import BuiltEngine, build_engine
+from baton.actors.build import BuiltEngine, join_engine
 from baton.actors.config import WorkerConfig
 from baton.actors.drafter_training.export import export_head
 from baton.actors.drafter_training.train import Trainer
+from baton.actors.engine.checkpoint import build_model, open_checkpoint
+from baton.actors.engine.models.model import Model
 from baton.actors.engine.request import Request, SamplingParams
+from baton.actors.engine.weights import Placement
 
 IDS = itertools.count()
 NUM_TOKENS = 14
@@ -37,7 +41,12 @@ def build(model: Path, head: dict[str, Any] | None, k: int = 3, **engine: Any) -
     options = {"block_size": 4, "num_blocks": 64, "max_context": 64, "max_num_seqs": 4, "max_step_tokens": 32} | engine
     config = {"model": str(model), "served_name": "tiny", "device": "cpu", "engine": options}
     config["engine"] = options | ({} if speculation is None else {"speculation": speculation})
-    return build_engine(WorkerConfig.model_validate(config))
+    return join_engine(WorkerConfig.model_validate(config), model_at(model), Placement(), "v1")
+
+
+@cache
+def model_at(path: Path) -> Model:
+    return build_model(open_checkpoint(path), Placement(), block_size=4, max_context=64)
 
 
 def request(prompt: list[int], temperature: float, seed: int = 3) -> Request:
@@ -80,7 +89,8 @@ def hand_over(prefill: BuiltEngine, decode: BuiltEngine, one: Request) -> Said:
     places = decode.engine.reserve_import(one.id)
     assert places is not None
     blocks = update.blocks[opened.skip_blocks : opened.num_blocks]
-    decode.kv[list(places)] = prefill.kv[list(blocks)]
+    with torch.inference_mode():
+        decode.kv[list(places)] = prefill.kv[list(blocks)]
     prefill.engine.release(one.id)
     decode.engine.adopt_import(one.id, update.tokens, update.drafts)
     finish(decode, {one.id: said})
@@ -91,7 +101,7 @@ PROMPTS = [[5, 9, 33, 60, 7, 8, 11], list(range(20, 41)), [90, 3], [5, 9, 33, 60
 
 
 @pytest.fixture(scope="module")
-def all_heads(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:  # noqa: F811
+def all_heads(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """By name: what `speculation` says of it. The first two are trained, the others random."""
     folder = tmp_path_factory.mktemp("heads")
     made: dict[str, dict[str, Any]] = {}
@@ -114,12 +124,17 @@ HEADS = ("eagle3", "mtp", "eagle", "medusa")
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("name", HEADS)
 def test_the_same_is_said_with_and_without_a_head(
-    name: str, temperature: float, tiny: Tiny, all_heads: dict[str, dict[str, Any]]  # noqa: F811
+    name: str,
+    temperature: float,
+    tiny: Tiny,
+    all_heads: dict[str, dict[str, Any]],
 ):
     plain = build(tiny.path, None)
     expected = [run(plain, [request(prompt, temperature)])[0] for prompt in PROMPTS]
     for k, chunk, has_cache in ((1, 32, True), (3, 5, True), (4, 5, False)):
-        built = build(tiny.path, all_heads[name], k, max_prefill_chunk=chunk, max_step_tokens=20, prefix_cache=has_cache)
+        built = build(
+            tiny.path, all_heads[name], k, max_prefill_chunk=chunk, max_step_tokens=20, prefix_cache=has_cache
+        )
         together = run(built, [request(prompt, temperature) for prompt in PROMPTS])
         again = [run(built, [request(prompt, temperature)])[0] for prompt in PROMPTS]
         for found, wanted in zip((*together, *again), (*expected, *expected), strict=True):
@@ -133,7 +148,10 @@ def test_the_same_is_said_with_and_without_a_head(
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("name", HEADS)
 def test_after_a_hand_over_as_much_is_kept_as_without(
-    name: str, temperature: float, tiny: Tiny, all_heads: dict[str, dict[str, Any]]  # noqa: F811
+    name: str,
+    temperature: float,
+    tiny: Tiny,
+    all_heads: dict[str, dict[str, Any]],
 ):
     alone = build(tiny.path, all_heads[name])
     prefill, decode = build(tiny.path, all_heads[name], max_step_tokens=8), build(tiny.path, all_heads[name])
@@ -145,7 +163,7 @@ def test_after_a_hand_over_as_much_is_kept_as_without(
     assert (decode.drafts.verified, decode.drafts.accepted) == (alone.drafts.verified, alone.drafts.accepted)
 
 
-def test_workers_with_different_heads_do_not_hand_over(tiny: Tiny, all_heads: dict[str, dict[str, Any]]):  # noqa: F811
+def test_workers_with_different_heads_do_not_hand_over(tiny: Tiny, all_heads: dict[str, dict[str, Any]]):
     layouts = {name: build(tiny.path, head).layout for name, head in (("none", None), *all_heads.items())}
     with_layers = [layouts[name] for name in ("none", "eagle3", "mtp", "eagle")]
     assert len({str(layout) for layout in with_layers}) == 4
