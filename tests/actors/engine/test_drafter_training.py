@@ -40,7 +40,11 @@ class Tiny:
 
     def head(self, kind: str) -> Eagle3Head | MtpHead:
         config = head_config(self.model.config, 48)
-        return start_eagle3(config, self.target, self.samples, 0) if kind == "eagle3" else start_mtp(config, self.target, 0)
+        return (
+            start_eagle3(config, self.target, self.samples, 0)
+            if kind == "eagle3"
+            else start_mtp(config, self.target, 0)
+        )
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +57,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     samples = Collector(model, wave_size=16, max_len=32).collect(prompts, GREEDY)
     vocabulary = choose_vocabulary(samples, heads.VOCAB, DRAFT_VOCAB)
     assert vocabulary.coverage > 0.9
-    return Tiny(reference, model, path, samples, make_target(model, vocabulary.target_ids, rope_table(model.config, 64)))
+    return Tiny(
+        reference, model, path, samples, make_target(model, vocabulary.target_ids, rope_table(model.config, 64))
+    )
 
 
 def test_samples_are_the_models_own_answers_with_its_features(tiny: Tiny):
