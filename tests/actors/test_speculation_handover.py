@@ -23,9 +23,9 @@ async def test_a_handed_over_prompt_gives_the_same_tokens_and_the_same_acceptanc
     speculation = {"drafter": drafter, "max_draft_tokens": 3, "length": "fixed", "min_match": 1}
     asked = [request(33, 40, seed=seed) for seed in (1, 2)]
     async with (
-        running("prefill", "p0", speculation=speculation) as (p, p_info),
-        running("decode", "d0", speculation=speculation) as (d, d_info),
-        running("both", "alone", speculation=speculation) as (alone, alone_info),
+        running("prefill", "p0", overlap=False, speculation=speculation) as (p, p_info),
+        running("decode", "d0", overlap=False, speculation=speculation) as (d, d_info),
+        running("both", "alone", overlap=False, speculation=speculation) as (alone, alone_info),
         Client(d_info.peer.address) as handed_over,
         Client(alone_info.peer.address) as monolithic,
     ):
