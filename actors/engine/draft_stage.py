@@ -70,7 +70,7 @@ class DraftStage:
         drafts = self._module.advance(target)
         if not batch.draft_next or not target.drafting:
             return step
-        return _DraftedStep(step, HostCopy((drafts,)), self._num_good(target, around.kv.shape[3]))
+        return _DraftedStep(step, HostCopy((drafts,)), _num_good(target, around.kv.shape[3]))
 
     def _features(self, tokens: torch.Tensor, around: Surroundings) -> torch.Tensor:
         return around.kv.new_empty(len(tokens), 0, 0) if self._taps is None else self._taps.features(len(tokens))
@@ -97,14 +97,14 @@ class DraftStage:
             following[indices] = ids
         return following
 
-    def _num_good(self, target: TargetStep, block_size: int) -> dict[int, int]:
-        """By the row's index: how many of its drafts had room for the KV of those before them."""
-        good: dict[int, int] = {}
-        for i in target.drafting:
-            row = target.rows[i]
-            room = min(len(row.blocks) * block_size, target.max_context) - row.start - target.kept[i]
-            good[i] = 1 + max(0, room) if self._module.num_layers else target.num_drafts
-        return good
+
+def _num_good(target: TargetStep, block_size: int) -> dict[int, int]:
+    """By the row's index: how many of its drafts had room for the KV of those before them."""
+    good: dict[int, int] = {}
+    for i in target.drafting:
+        row = target.rows[i]
+        good[i] = 1 + max(0, min(len(row.blocks) * block_size, target.max_context) - row.start - target.kept[i])
+    return good
 
 
 def _chooser(

@@ -100,7 +100,7 @@ class DraftSpeculation:
         module_layers: int | None = None,
     ) -> None:
         """`module_layers`: KV layers of the runner's draft module; None = it has no such module."""
-        self.num_ahead = max_draft_tokens if module_layers else 0
+        self.num_ahead = max_draft_tokens if module_layers is not None else 0
         self.num_recomputed = 1 if module_layers else 0
         self.counts = DraftCounts()
         self._drafter = drafter

@@ -66,8 +66,8 @@ class DraftModule(Protocol):
 
     Layers of the block follow the target's rules: same dtype, KV heads and head_dim; what they hold for position i is
     a function of tokens 0..i+1 and of nothing else, so that it can be cached, shared and handed over with the block.
-    (The engine never starts a sequence on a cached block unless it holds the next one too, or recomputes it: so the
-    token i+1 of a block's last position is the sequence's own.)
+    (The last entry of a cached block may have seen another token i+1: texts may part at a block's end. One entry of a
+    block is then a worse guess. The last block of a cached prefix is always recomputed, for its features.)
     """
 
     @property
