@@ -171,7 +171,7 @@ class Router(Generic[W]):
         if not without:
             return pool
         rows = [row for row, worker in enumerate(workers) if worker.incarnation not in without]
-        return Pool([workers[row] for row in rows], pool.figures[rows], pool.cached[rows])
+        return Pool([workers[row] for row in rows], pool.figures[:, rows], pool.cached[rows])
 
     def _coldly(self, workers: Sequence[W]) -> Pool:
         """Look at the workers as if no cache held anything."""
@@ -214,11 +214,12 @@ class _Prompt(Generic[W]):
     def cached(self, roster: Roster[W]) -> Column:
         """Count the leading tokens that each worker of the roster holds."""
         sizes, slots = roster.block_sizes, self._index.slots(roster.incarnations)
-        cached = np.zeros(len(sizes))
+        cached = np.zeros(len(slots))
         for size in roster.distinct_sizes:
             if size not in self._matched:
                 self._matched[size] = self._index.match_slots(self.hashes(size))
-            cached = np.where(sizes == size, float(size) * self._matched[size][slots], cached)
+            blocks = self._matched[size][slots]
+            cached += float(size) * (blocks if len(roster.distinct_sizes) == 1 else blocks * (sizes == size))
         return cached
 
     def leg(self, pool: Pool, row: int, kv_tokens: int) -> Leg[W]:
