@@ -113,9 +113,8 @@ class PrefixIndex:
         self._predicted.expire(self._clock())
         num_bytes = self._slots.num_slots // 8 + 1
         matches = np.zeros(8 * num_bytes, dtype=np.int32)
-        open_ranges = (
-            [(0, len(hashes), self._alive)] if self._alive else []
-        )  # these lives hold at least so many blocks, at most so many
+        # Ranges: these lives hold at least so many blocks, at most so many.
+        open_ranges = [(0, len(hashes), self._alive)] if self._alive else []
         while open_ranges:
             low, high, lives = open_ranges.pop()
             while low < high:
