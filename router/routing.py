@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 from baton.actors.engine.block_hash import BlockHash, block_hashes, root_hash
 from baton.actors.engine.request import Request
 from baton.router.errors import WorkerLost
-from baton.router.fleet import Column, Pool, Roster, RoutedWorker
+from baton.router.fleet import NUM_FIGURES, Column, Pool, Roster, RoutedWorker
 from baton.router.policy import Ask, Policy
 from baton.router.prefix_index import PrefixIndex
 from baton.router.slo import SloTargets
 
 NO_TARGETS = SloTargets()
+
+NOBODY = Pool((), np.empty((NUM_FIGURES, 0)), np.empty(0))
 
 W = TypeVar("W", bound=RoutedWorker)
 W_co = TypeVar("W_co", bound=RoutedWorker, covariant=True)
@@ -166,6 +168,8 @@ class Router(Generic[W]):
         return Charge(route)
 
     def _pool(self, workers: Sequence[W], prompt: _Prompt[W], without: Collection[str] = ()) -> Pool:
+        if not workers:
+            return NOBODY
         roster = self._roster(workers)
         pool = Pool(workers, roster.figures, prompt.cached(roster))
         if not without:
