@@ -96,7 +96,7 @@ class Service:
         self._reader = BodyReader(
             max_bytes=config.max_body_bytes,
             max_held_bytes=config.max_held_body_bytes,
-            longest_token=max(map(len, tokenizer.token_bytes)),
+            longest_token=max(map(len, tokenizer.token_bytes.values())),
             lane=tokenizer.lane,
         )
         self._slo = SloClasses(config.slo)

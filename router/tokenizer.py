@@ -33,6 +33,13 @@ RENDERING = ("tools", "tokenize", "add_generation_prompt", "conversation", "chat
 NO_TEMPLATE = "this model has no chat template; use /v1/completions"
 
 
+class TokenBytes(dict[int, bytes]):
+    """Every token's own bytes. An id that only pads the model's vocabulary has none."""
+
+    def __missing__(self, id: int) -> bytes:
+        return b""
+
+
 class Tokenizer:
     """`hf` is a fast transformers tokenizer; it renders templates, its `tokenizers` backend encodes."""
 
@@ -47,7 +54,7 @@ class Tokenizer:
         self.special_ids: frozenset[int] = frozenset(cast("list[int]", hf.all_special_ids)) | {
             id for id, token in hf.added_tokens_decoder.items() if token.special
         }
-        self.token_bytes: tuple[bytes, ...] = token_bytes(self._backend, self.vocab_size)
+        self.token_bytes = TokenBytes(enumerate(token_bytes(self._backend, self.vocab_size)))
         self._chat = _ChatEncoder(self._backend, self.special_ids)
         template = hf.chat_template
         self.chat_template: str = template if isinstance(template, str) else ""
