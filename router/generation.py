@@ -20,7 +20,8 @@ from baton.router.dispatch import Dispatcher
 from baton.router.errors import Overloaded, RouterError
 from baton.router.metrics import Metrics
 from baton.router.openai_models import PromptTokensDetails, Usage
-from baton.router.parts import CallStart, Part, PartParser, PlainText, merged
+from baton.router.parts import CallStart, Part, PartParser, PlainText, join_parts, merged
+from baton.router.ranking import Candidate, Scorer, ranked
 from baton.router.slo import Terms
 from baton.router.tokenizer import Tokenizer
 
@@ -209,15 +210,16 @@ class Generation:
             for place in places:  # of sequences that were never started
                 place.leave()
 
-    def best(self, deltas: Sequence[Delta], num_kept: int) -> list[Delta]:
-        """Keep, of each prompt's choices, the `num_kept` whose tokens the model found likeliest, best first."""
+    def best(self, deltas: Sequence[Delta], num_kept: int, scorer: Scorer) -> list[Delta]:
+        """Keep the `num_kept` best of each prompt's choices, best first."""
         if num_kept == self._num_choices:
             return list(deltas)
         indices: dict[int, int] = {}  # by the choice's own
         for first in range(0, len(self._choices), self._num_choices):
             group = self._choices[first : first + self._num_choices]
-            ranked = sorted(group, key=lambda choice: choice.mean_logprob, reverse=True)
-            indices |= {choice.index: len(indices) + i for i, choice in enumerate(ranked[:num_kept])}
+            candidates = [Candidate(_answer(choice, deltas), choice.mean_logprob) for choice in group]
+            best = ranked(candidates, scorer)[:num_kept]
+            indices |= {group[i].index: len(indices) + place for place, i in enumerate(best)}
         return [replace(delta, index=indices[delta.index]) for delta in deltas if delta.index in indices]
 
     def usage(self) -> Usage:
@@ -297,6 +299,12 @@ class Generation:
         if choice.index % self._num_choices == 0:
             self._metrics.first_output(now - self._started, len(choice.request.tokens), choice.cached_tokens)
             self._metrics.prompt_of_key(self._terms.key, len(choice.request.tokens))
+
+
+def _answer(choice: Choice, deltas: Sequence[Delta]) -> str:
+    """Return what it says and calls, as one text."""
+    answer = join_parts(part for delta in deltas if delta.index == choice.index for part in delta.parts)
+    return answer.content + "".join(f"\n{call.name}{call.arguments}" for call in answer.calls)
 
 
 class _Offsets:

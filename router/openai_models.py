@@ -82,6 +82,7 @@ class GenerationFields(BaseModel):
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
     priority: Priority | None = None
     best_of: Annotated[int, Field(ge=1, le=128)] | None = None
+    rank_by: Literal["mean_logprob", "votes"] | None = None  # the names of ranking.py's scorers
     response_format: Any = None  # read by structured/constraint.py, and so is the next
     structured_outputs: Any = None
     user: str | None = None
@@ -97,6 +98,8 @@ class GenerationFields(BaseModel):
             raise InvalidRequest("stream_options is only allowed with stream: true", param="stream_options")
         if self.best_of is not None and self.best_of < (self.n or 1):
             raise InvalidRequest("best_of is less than n: raise it", param="best_of")
+        if self.rank_by is not None and self.num_sampled == (self.n or 1):
+            raise InvalidRequest("rank_by needs a best_of greater than n", param="rank_by")
         if self.stream and (self.best_of or 0) > (self.n or 1):
             raise InvalidRequest(
                 "the best of several is known at the end: best_of > n needs stream: false", param="best_of"

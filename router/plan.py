@@ -16,6 +16,7 @@ from baton.actors.engine.request import Request
 from baton.router.errors import InvalidRequest
 from baton.router.generation import Echo, Manner
 from baton.router.openai_models import ChatRequest, CompletionRequest, Message
+from baton.router.ranking import SCORERS, Scorer
 from baton.router.reasoning import thinking_after
 from baton.router.sampling import ModelLimits, check_prompt, choice_seed, sampling_params
 from baton.router.speech import Speech, chat_speech, completion_speech, offered_tools
@@ -39,6 +40,10 @@ class Plan:
     def num_kept(self) -> int:
         """Of each prompt's choices."""
         return self.body.n or 1
+
+    @property
+    def scorer(self) -> Scorer:
+        return SCORERS[self.body.rank_by or "mean_logprob"]
 
 
 async def plan_chat(body: ChatRequest, tokenizer: Tokenizer, limits: ModelLimits, deadline_s: float) -> Plan:
