@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from baton.actors.engine.request import PromptOutput, Request, TokenLogprobs
 from baton.actors.messages import Output, ServedBy
 from baton.router.admission import Place
+from baton.router.budget_forcing import STRAIGHT, Source
 from baton.router.detokenizer import Detokenizer
 from baton.router.dispatch import Dispatcher
 from baton.router.errors import Overloaded, RouterError
@@ -50,6 +51,7 @@ class Manner:
     make_parser: Callable[[], PartParser] = PlainText  # one for each choice
     shown_ids: frozenset[int] = frozenset()  # control tokens that are text to the parser
     tells_logprobs: bool = True
+    source: Source = STRAIGHT
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,7 @@ class Choice:
         self._parser = manner.make_parser()
         self._has_calls = False
         self._tells_logprobs = manner.tells_logprobs
+        self.source = manner.source
         self._total_logprob = 0.0
         self._text = Detokenizer(
             tokenizer.token_bytes,
@@ -271,7 +274,8 @@ class Generation:
     async def _follow(self, choice: Choice, place: Place) -> AsyncGenerator[Delta, None]:
         first_s: float | None = None
         last_s: float | None = None
-        async with aclosing(self._dispatcher.generate(choice.request, place, self._terms)) as outputs:
+        source = choice.source.outputs(self._dispatcher, choice.request, place, self._terms)
+        async with aclosing(source) as outputs:
             async for output in outputs:
                 now = time.monotonic()
                 before = choice.num_tokens

@@ -158,6 +158,7 @@ class ChatRequest(GenerationFields):
     parallel_tool_calls: bool | None = None
     functions: Any = None
     thinking_budget: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None  # tokens between the think tags
+    thinking_waits: Annotated[int, Field(ge=0, le=8)] | None = None  # see budget_forcing.py
     chat_template_kwargs: dict[str, bool | int | float | str | None] | None = None
 
     @model_validator(mode="after")

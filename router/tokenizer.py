@@ -124,6 +124,11 @@ class Tokenizer:
         ids = (self._backend.token_to_id(name) for name in names)
         return frozenset(id for id in ids if id is not None and id in self.special_ids)
 
+    def id_of(self, name: str) -> int | None:
+        """The id of an added token of this name."""
+        id = self._backend.token_to_id(name)
+        return id if id in self._backend.get_added_tokens_decoder() else None
+
     def encode_prompt_now(self, text: str) -> tuple[int, ...]:
         has_bos = bool(self.bos_token) and text.startswith(self.bos_token)
         return tuple(self._backend.encode_batch_fast([text], add_special_tokens=not has_bos)[0].ids)
