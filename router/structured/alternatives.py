@@ -124,10 +124,11 @@ def _read(key: str, node: Node) -> Any:
     path = f"{node.path}/{key}"
     if key in ("properties", "patternProperties"):
         _expect(isinstance(value, dict), path, "must be an object")
-        names = cast("dict[str, Any]", value)
-        rules = [(node.child(key, name),) for name in names]
-        spelled = names if key == "properties" else [_pattern(name, path).json_text() for name in names]
-        return dict(zip(spelled, rules, strict=True))
+        is_pattern = key == "patternProperties"
+        return {
+            _pattern(name, path).json_text() if is_pattern else name: (node.child(key, name),)
+            for name in cast("dict[str, Any]", value)
+        }
     if key == "prefixItems" or (key == "items" and isinstance(value, list)):
         _expect(isinstance(value, list), path, "must be a list")
         return [(node.child(key, i),) for i in range(len(cast("list[Any]", value)))]
