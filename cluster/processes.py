@@ -22,6 +22,8 @@ class Life(Generic[T_co]):
 
     ready: T_co | None = None
     failure: str | None = None  # why the start failed: this process will not serve any more
+    pid: int | None = None
+    is_leaving: bool = False  # ends by itself, once what runs on it has ended
     busy_s: float = 0.0  # how long the step that computes now has been computing
 
 

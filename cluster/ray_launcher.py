@@ -30,7 +30,7 @@ from baton.actors.engine.updates import BlockCounts
 from baton.actors.messages import Role, WorkerInfo
 from baton.cluster.config import LOCAL, ClusterConfig, WorkerSpec
 from baton.cluster.errors import ProcessLostError, ResourcesShortError, StartError
-from baton.cluster.gateway_actor import GatewayActor, GatewayBuilder, build_gateway
+from baton.cluster.gateway_actor import GatewayBuilder, build_gateway, gateway_actor_class
 from baton.cluster.placement import Bundle, Node, Spread, check_fits, describe_bundles, describe_nodes
 from baton.cluster.processes import GatewayProcess, Life, WorkerProcess
 from baton.cluster.worker_actor import WorkerActor, WorkerBuilder, build_worker
@@ -176,7 +176,7 @@ class RayLauncher:
         # Beside the command or controller that serves: its port is where the operator expects it.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         name = f"gateway-{index}"
-        actor = ray.remote(GatewayActor).options(**self._options(name, here, 0, 0))
+        actor = ray.remote(gateway_actor_class()).options(**self._options(name, here, 0, 0))
         self._actors[name] = actor.remote(self._config, index, self._build_gateway)
         return RayGateway(name, self._actors[name])
 

@@ -245,7 +245,7 @@ class Supervisor:
         """Everything is as wanted: all serve, with the settings that were asked for, and all gateways know."""
         return (
             not self._changes.is_outstanding(self.desired, self._workers)
-            and all(process.current is not None for process in self._watched())
+            and all(process.current is not None and not process.has_left for process in self._watched())
             and all(gateway.told == self.workers() for gateway in self._gateways)
         )
 
@@ -255,7 +255,7 @@ class Supervisor:
 
     def addresses(self) -> list[str]:
         """List the gateways that serve now."""
-        return [gateway.current for gateway in self._gateways if gateway.current is not None]
+        return [gateway.current for gateway in self._gateways if gateway.current is not None and not gateway.has_left]
 
     def worker(self, worker_id: str) -> WatchedWorker | None:
         return next((worker for worker in self._workers if worker.name == worker_id), None)

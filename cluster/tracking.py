@@ -60,6 +60,15 @@ class Tracked(Generic[T, P]):
         return self._life.ready
 
     @property
+    def pid(self) -> int | None:
+        return self._life.pid
+
+    @property
+    def has_left(self) -> bool:
+        """It takes nothing new any more, and ends by itself."""
+        return self._life.is_leaving
+
+    @property
     def has_failed(self) -> bool:
         """It is there, and has said that it will never serve."""
         return self._life.failure is not None

@@ -61,9 +61,10 @@ class WatchedGateway(Tracked[str, GatewayProcess]):
         return ProcessStatus(
             name=self.name,
             kind="gateway",
-            state=self.state,
+            state="draining" if self.has_left and self.state == "ready" else self.state,
             address=address,
             metrics_address=address.partition("//")[2] if address else None,
+            pid=self.pid,
             failure=self.failure,
             num_restarts=self.num_restarts,
         )

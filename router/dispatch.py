@@ -80,7 +80,7 @@ class Dispatcher:
             await place.wait()
             turn = loop.time()
             self._metrics.queued(turn - started)
-            self.spans.record("queue", request.trace, started, turn)
+            self.spans.record("queue", request.trace, place.since, turn)
             while num_lost < self._max_attempts:
                 current = progress.next_request(num_lost + len(gave_up), loop.time() - started)
                 route = self._route(current, gave_up, terms)

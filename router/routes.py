@@ -112,7 +112,9 @@ def _token_routes(service: Service) -> list[Route]:
 
 def _operator_routes(service: Service, health: Health) -> list[Route]:
     async def can_serve(request: Request) -> Response:
-        reason = "this gateway is shutting down" if service.is_draining else await health.why_unusable()
+        if service.is_draining:
+            return json_response({"status": "draining"}, 503)
+        reason = await health.why_unusable()
         if reason is None:
             return json_response({"status": "ok"})
         return json_response({"status": "unavailable", "reason": reason}, 503)

@@ -127,7 +127,7 @@ def check(collector: Collector, ttft_s: float) -> None:
     root = collector.named("completions", "gateway")
     assert root.parent == CALLER.split("-")[2]
     parts = [collector.named(name, "gateway") for name in ("plan", "queue", "first token")]
-    assert sum(span.seconds for span in parts) == pytest.approx(ttft_s, rel=0.05, abs=0.02)
+    assert sum(span.seconds for span in parts) == pytest.approx(ttft_s, rel=0.05)
     serve = collector.named("serve", "decode")
     assert {span.parent for span in parts} == {serve.parent} == {root.id}
     by_peer, handover = collector.named("prefill by peer", "decode"), collector.named("hand-over", "decode")
