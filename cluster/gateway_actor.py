@@ -6,7 +6,7 @@ import asyncio
 import errno
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -17,7 +17,7 @@ from baton.actors.spans import make_spans
 from baton.cluster.config import ClusterConfig
 from baton.cluster.errors import StartError
 from baton.cluster.placement import host_of_this_node
-from baton.cluster.processes import Life
+from baton.cluster.processes import Life, News
 from baton.cluster.sigterm import Sigterm
 from baton.cluster.startup import Startup
 
@@ -29,7 +29,7 @@ class ServingGateway(Protocol):
 
     async def start(self) -> str: ...
 
-    async def set_workers(self, workers: list[WorkerInfo]) -> None: ...
+    async def set_workers(self, workers: Sequence[WorkerInfo], *, is_decoder_coming: bool = False) -> None: ...
 
     async def stop(self) -> None: ...
 
@@ -95,9 +95,9 @@ class GatewayActor:
     async def probe(self) -> Life[str]:
         return replace(self._startup.probe(), is_leaving=self._leaving is not None, pid=os.getpid())
 
-    async def set_workers(self, workers: list[WorkerInfo]) -> None:
+    async def set_workers(self, news: News) -> None:
         assert self._gateway is not None, "only a ready gateway is told of workers"
-        await self._gateway.set_workers(workers)
+        await self._gateway.set_workers(news.workers, is_decoder_coming=news.is_decoder_coming)
 
     async def stop(self) -> None:
         await self._startup.cancel()

@@ -27,6 +27,14 @@ class Life(Generic[T_co]):
     busy_s: float = 0.0  # how long the step that computes now has been computing
 
 
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a gateway is told of the workers."""
+
+    workers: tuple[WorkerInfo, ...]  # that can be relied on now
+    is_decoder_coming: bool  # another that decodes: requests may wait for it
+
+
 class Process(Protocol[T_co]):
     @property
     def name(self) -> str: ...
@@ -63,7 +71,7 @@ class WorkerProcess(Process[WorkerInfo], Protocol):
 class GatewayProcess(Process[str], Protocol):
     """Its `ready` is the HTTP address."""
 
-    async def set_workers(self, workers: list[WorkerInfo]) -> None: ...
+    async def set_workers(self, news: News) -> None: ...
 
 
 class Launcher(Protocol):

@@ -32,7 +32,7 @@ from baton.cluster.config import LOCAL, ClusterConfig, WorkerSpec
 from baton.cluster.errors import ProcessLostError, ResourcesShortError, StartError
 from baton.cluster.gateway_actor import GatewayBuilder, build_gateway, gateway_actor_class
 from baton.cluster.placement import Bundle, Node, Spread, check_fits, describe_bundles, describe_nodes
-from baton.cluster.processes import GatewayProcess, Life, WorkerProcess
+from baton.cluster.processes import GatewayProcess, Life, News, WorkerProcess
 from baton.cluster.worker_actor import WorkerActor, WorkerBuilder, build_worker
 
 T = TypeVar("T")
@@ -94,8 +94,8 @@ class RayWorker(RayProcess[WorkerInfo]):
 
 
 class RayGateway(RayProcess[str]):
-    async def set_workers(self, workers: list[WorkerInfo]) -> None:
-        await self._ask(self._actor.set_workers.remote(workers))
+    async def set_workers(self, news: News) -> None:
+        await self._ask(self._actor.set_workers.remote(news))
 
 
 class RayLauncher:

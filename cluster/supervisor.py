@@ -20,7 +20,7 @@ from baton.cluster.changes import Changes
 from baton.cluster.desired import Desired
 from baton.cluster.errors import ProcessLostError, StartError
 from baton.cluster.memory import Memory
-from baton.cluster.processes import Launcher, NoStore, Store
+from baton.cluster.processes import Launcher, News, NoStore, Store
 from baton.cluster.watched import ProcessStatus, WatchedGateway, WatchedWorker
 
 logger = logging.getLogger(__name__)
@@ -196,7 +196,7 @@ class Supervisor:
             await asyncio.gather(*(self._tell_gateway(gateway) for gateway in self._gateways))
 
     async def _tell_gateway(self, gateway: WatchedGateway) -> None:
-        process, news = gateway.process, self.workers()
+        process, news = gateway.process, self.news()
         if process is None or gateway.current is None or gateway.told == news:
             return
         if await self._tell(gateway.name, process.set_workers(news)) and gateway.process is process:
@@ -246,12 +246,17 @@ class Supervisor:
         return (
             not self._changes.is_outstanding(self.desired, self._workers)
             and all(process.current is not None and not process.has_left for process in self._watched())
-            and all(gateway.told == self.workers() for gateway in self._gateways)
+            and all(gateway.told == self.news() for gateway in self._gateways)
         )
 
     def workers(self) -> list[WorkerInfo]:
         """List the workers that can be relied on now."""
         return [worker.current for worker in self._workers if worker.current is not None and not worker.is_leaving]
+
+    def news(self) -> News:
+        decoders = {spec.worker_id for spec in self.desired.workers if spec.role != "prefill"}
+        coming = any(worker.is_coming and worker.name in decoders for worker in self._workers)
+        return News(tuple(self.workers()), coming)
 
     def addresses(self) -> list[str]:
         """List the gateways that serve now."""

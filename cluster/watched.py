@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from baton.actors.messages import Role, WorkerInfo
 from baton.cluster.config import HealthConfig, WorkerSpec
-from baton.cluster.processes import GatewayProcess, WorkerProcess
+from baton.cluster.processes import GatewayProcess, News, WorkerProcess
 from baton.cluster.tracking import State, Tracked
+
+FEW = 3  # deaths in a row after which nobody is told to wait for a worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +36,11 @@ class WatchedWorker(Tracked[WorkerInfo, WorkerProcess]):
         self.obituaries: set[str] = set()  # incarnations of dead peers that this worker has not acknowledged yet
 
     @property
+    def is_coming(self) -> bool:
+        """It does not serve now, but soon will: it is replaced, or has ended and did not do so again and again."""
+        return (self.current is None or self.is_leaving) and self.backoff.num_deaths < FEW
+
+    @property
     def status(self) -> ProcessStatus:
         info = self.last_known
         return ProcessStatus(
@@ -53,7 +60,7 @@ class WatchedGateway(Tracked[str, GatewayProcess]):
     def __init__(self, index: int, health: HealthConfig, *, now_s: float) -> None:
         super().__init__(f"gateway-{index}", health, now_s=now_s)
         self.index = index
-        self.told: list[WorkerInfo] | None = None  # the workers of the last acknowledged call
+        self.told: News | None = None  # with the last acknowledged call
 
     @property
     def status(self) -> ProcessStatus:

@@ -110,7 +110,7 @@ class Service:
     def limits(self) -> ModelLimits:
         """Return what every decode worker can hold. Raises NoWorkers."""
         context = self.membership.max_context()
-        reason = "this gateway is shutting down" if self.is_draining else self.membership.why_unusable()
+        reason = "this gateway is shutting down" if self.is_draining else self.membership.why_hopeless()
         if reason is not None or context is None:
             raise NoWorkers(f"{reason}: try again shortly", retry_after_s=1)
         return ModelLimits(self.tokenizer.vocab_size, context, self._defaults)

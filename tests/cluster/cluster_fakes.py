@@ -12,7 +12,7 @@ from baton.actors.engine.updates import BlockCounts
 from baton.actors.messages import PeerAddress, Role, WorkerInfo
 from baton.cluster.config import WorkerSpec
 from baton.cluster.errors import ProcessLostError
-from baton.cluster.processes import Life
+from baton.cluster.processes import Life, News
 
 
 class FakeClock:
@@ -109,6 +109,7 @@ class FakeGateway:
     refusals: int = 0  # how many further calls of set_workers are lost
     calls: list[list[str]] = field(default_factory=list)
     stopped: bool = False
+    is_decoder_coming: bool = False  # as told last
 
     async def probe(self) -> Life[str]:
         if self.lost:
@@ -117,11 +118,12 @@ class FakeGateway:
             return Life(failure=self.failure)
         return Life(ready="http://127.0.0.1:8000")
 
-    async def set_workers(self, workers: list[WorkerInfo]) -> None:
+    async def set_workers(self, news: News) -> None:
         if self.refusals:
             self.refusals -= 1
             raise ProcessLostError(self.name, "no route", certain=False)
-        self.calls.append([worker.peer.incarnation for worker in workers])
+        self.calls.append([worker.peer.incarnation for worker in news.workers])
+        self.is_decoder_coming = news.is_decoder_coming
 
     async def stop(self) -> None:
         self.stopped = True

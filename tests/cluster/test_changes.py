@@ -102,6 +102,27 @@ async def test_a_rolling_restart_takes_one_worker_at_a_time(cluster: Cluster) ->
     assert cluster.supervisor.is_settled()
 
 
+async def test_gateways_know_that_a_replaced_or_dead_decode_worker_comes_back_unless_it_dies_again_and_again(
+    cluster: Cluster,
+) -> None:
+    gateway = cluster.launcher.gateway
+    cluster.want(cluster.desired.restarted(["decode-0"]))
+    await cluster.ticks()
+    assert gateway.is_decoder_coming
+    cluster.worker("decode-0").may_drain.set()
+    await cluster.ticks()
+    assert not gateway.is_decoder_coming
+    for is_promised in (True, True, False):
+        cluster.worker("decode-1").die(certain=True)
+        await cluster.ticks(1)
+        assert gateway.is_decoder_coming is is_promised
+        cluster.clock.time_s += 10
+        await cluster.ticks(2)
+    cluster.worker("prefill-0").die(certain=False)
+    await cluster.ticks(1)
+    assert not gateway.is_decoder_coming
+
+
 async def test_a_rolling_restart_waits_while_another_worker_is_down(cluster: Cluster) -> None:
     cluster.worker("decode-1").die(certain=False)
     await cluster.ticks(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from uuid import uuid4
 
@@ -71,7 +72,7 @@ class TinyGateway:
             raise OSError(98, "Address already in use")
         return f"pid:{os.getpid()}"
 
-    async def set_workers(self, workers: list[WorkerInfo]) -> None:
+    async def set_workers(self, workers: Sequence[WorkerInfo], *, is_decoder_coming: bool = False) -> None:
         pass
 
     async def stop(self) -> None:
