@@ -28,7 +28,7 @@ messages = Console(stderr=True, highlight=False)
 
 
 def register(app: typer.Typer) -> None:
-    for command in (up, down, status, scale, drain, restart, switch, logs, profile, top):
+    for command in (up, down, status, scale, drain, restart, switch, release, logs, profile, top):
         app.command()(command)
 
 
@@ -78,6 +78,10 @@ def status(
         typer.echo(jsonlib.dumps(msgspec.to_builtins(result)))
     else:
         Console(highlight=False).print(_table(result))
+        for bad in result.quarantine:
+            messages.print(
+                f"quarantine: {bad.name} on {bad.place.host}, left by {bad.worker_id}: {bad.why}", markup=False
+            )
     if not result.is_settled:
         raise typer.Exit(1)
 
@@ -129,6 +133,15 @@ def switch(
 ) -> None:
     """Give a running worker another role. Nothing is loaded again, and what runs on it goes on."""
     _change(name, address, lambda operator: operator.switch_role(worker, _role(role)), True, 60.0)
+
+
+def release(
+    place: Annotated[str, typer.Argument(help="As 'baton status' shows it.")],
+    name: Name = "baton",
+    address: Address = "auto",
+) -> None:
+    """Let workers run again where a GPU or node was put into quarantine, once it is mended."""
+    _operate(name, address, lambda operator: operator.release(place))
 
 
 def logs(

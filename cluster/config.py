@@ -65,6 +65,7 @@ class HealthConfig(BaseModel):
     drain_s: Annotated[float, Field(ge=0)] = 30.0  # a draining worker's requests may end; then others go on with them
     backoff_max_s: Seconds = 60.0  # a process that dies again and again is started after 0, 1, 2, 4 ... s, at most this
     stable_s: Seconds = 60.0  # one that has served for so long is forgiven its deaths
+    quarantine_after: int = Field(default=3, ge=1)  # failures in a row that speak against a worker's GPU or node
 
     @model_validator(mode="after")
     def _silence_outlasts_polls(self) -> Self:
@@ -96,6 +97,7 @@ class WorkerSpec(BaseModel):
     logs: LogConfig = LogConfig()
     tracing: TracingConfig = TracingConfig()
     generation: int = 0  # counts the restarts that an operator asked for
+    place: int = 0  # counts the places that it had to leave because they are in quarantine
 
 
 class ClusterConfig(BaseModel):

@@ -17,6 +17,7 @@ from baton.cluster.controller_metrics import ControllerMetrics
 from baton.cluster.desired import Desired
 from baton.cluster.errors import OperationRefusedError
 from baton.cluster.processes import Launcher, Store
+from baton.cluster.quarantine import Quarantined
 from baton.cluster.supervisor import Clock, Listener, Supervisor
 from baton.cluster.watched import ProcessStatus
 
@@ -32,6 +33,7 @@ class ClusterStatus:
     desired: dict[Role, int]
     is_settled: bool
     processes: tuple[ProcessStatus, ...]
+    quarantine: tuple[Quarantined, ...]
 
 
 class Controller:
@@ -93,6 +95,7 @@ class Controller:
             desired={role: len(desired.of_role(role)) for role in desired.config.pools},
             is_settled=self.supervisor.is_settled(),
             processes=self.supervisor.statuses(),
+            quarantine=desired.quarantine,
         )
 
     def scale(self, role: Role, replicas: int) -> None:
@@ -101,6 +104,10 @@ class Controller:
     def drain(self, worker_id: str) -> None:
         """Take one worker away in order; its pool is smaller by one from now on."""
         self.supervisor.desired = self.supervisor.desired.without(worker_id)
+
+    def release(self, place: str) -> None:
+        """Let workers be put into a place that was in quarantine."""
+        self.supervisor.desired = self.supervisor.desired.released(place)
 
     def switch_role(self, worker_id: str, role: Role) -> None:
         self.supervisor.desired = self.supervisor.desired.with_role(worker_id, role)

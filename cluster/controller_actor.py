@@ -63,6 +63,9 @@ class ControllerActor:
     async def drain(self, worker_id: str) -> None:
         self._controller.drain(worker_id)
 
+    async def release(self, place: str) -> None:
+        self._controller.release(place)
+
     async def switch_role(self, worker_id: str, role: Role) -> None:
         self._controller.switch_role(worker_id, role)
 

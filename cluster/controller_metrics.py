@@ -22,9 +22,13 @@ class ControllerMetrics:
         )
         self._desired = Gauge("baton_workers_desired", "Workers that are wanted", ["role"], registry=registry)
         self._ready = Gauge("baton_workers_ready", "Workers that serve", ["role"], registry=registry)
+        self._quarantined = Gauge(
+            "baton_quarantined_places", "GPUs and nodes that no worker is put on", registry=registry
+        )
         self._num_restarts: dict[str, int] = {}
 
     def set_processes(self, statuses: Sequence[ProcessStatus], desired: Desired) -> None:
+        self._quarantined.set(len(desired.quarantine))
         names = {status.name for status in statuses}
         for gone in self._num_restarts.keys() - names:  # a removed worker's series would stay for ever
             kind = "gateway" if gone.startswith("gateway") else "worker"

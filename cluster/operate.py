@@ -108,6 +108,9 @@ class Operator:
     async def drain(self, worker_id: str) -> None:
         await _ask(self._controller().drain.remote(worker_id))
 
+    async def release(self, place: str) -> None:
+        await _ask(self._controller().release.remote(place))
+
     async def restart(self, worker_ids: list[str]) -> None:
         await _ask(self._controller().restart.remote(worker_ids))
 

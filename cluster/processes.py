@@ -5,7 +5,7 @@ Every call may raise ProcessLostError. A process that has ended never comes back
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -17,11 +17,25 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where a process runs: a node and, if it has any, its devices there."""
+
+    node_id: str
+    host: str
+    devices: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """What an operator calls it."""
+        return "/".join([self.node_id[:8], *(f"gpu{device}" for device in self.devices)])
+
+
+@dataclass(frozen=True, slots=True)
 class Life(Generic[T_co]):
     """One answer to a probe. Still starting when both `ready` and `failure` are None."""
 
     ready: T_co | None = None
-    failure: str | None = None  # why the start failed: this process will not serve any more
+    failure: str | None = None  # this process will not serve, or not any more
+    place: Place | None = None
     pid: int | None = None
     is_leaving: bool = False  # ends by itself, once what runs on it has ended
     busy_s: float = 0.0  # how long the step that computes now has been computing
@@ -74,6 +88,19 @@ class GatewayProcess(Process[str], Protocol):
     async def set_workers(self, news: News) -> None: ...
 
 
+class Kept(Protocol):
+    """A place in quarantine: the `number`-th reservation of the worker."""
+
+    @property
+    def place(self) -> Place: ...
+
+    @property
+    def worker_id(self) -> str: ...
+
+    @property
+    def number(self) -> int: ...
+
+
 class Launcher(Protocol):
     """Reserves places and starts processes in them. A process that dies stays dead until it is launched again."""
 
@@ -94,7 +121,15 @@ class Launcher(Protocol):
     def find_gateway(self, index: int) -> GatewayProcess | None: ...
 
     def release(self, worker_id: str) -> None:
-        """Give a dead worker's reservation back."""
+        """Give a dead worker's reservation back, unless it is kept."""
+        ...
+
+    def keep(self, places: Collection[Kept]) -> None:
+        """Keep these dead workers' reservations and nodes from all use, and give back what was kept before."""
+        ...
+
+    def is_there(self, node_id: str) -> bool:
+        """Whether the node is part of the cluster now."""
         ...
 
     async def close(self) -> None:

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from typing import Any, Generic, TypeVar
 
 import ray
@@ -32,7 +32,7 @@ from baton.cluster.config import LOCAL, ClusterConfig, WorkerSpec
 from baton.cluster.errors import ProcessLostError, ResourcesShortError, StartError
 from baton.cluster.gateway_actor import GatewayBuilder, build_gateway, gateway_actor_class
 from baton.cluster.placement import Bundle, Node, Spread, check_fits, describe_bundles, describe_nodes
-from baton.cluster.processes import GatewayProcess, Life, News, WorkerProcess
+from baton.cluster.processes import GatewayProcess, Kept, Life, News, WorkerProcess
 from baton.cluster.worker_actor import WorkerActor, WorkerBuilder, build_worker
 
 T = TypeVar("T")
@@ -122,6 +122,8 @@ class RayLauncher:
         self._started_ray = False
         self._groups: dict[str, PlacementGroup] = {}
         self._spread = Spread()
+        self._kept: dict[str, PlacementGroup | None] = {}  # by the reservation's name; None: it is gone
+        self._bad_nodes: frozenset[str] = frozenset()
         self._actors: dict[str, Any] = {}
 
     def connect(self) -> None:
@@ -132,7 +134,7 @@ class RayLauncher:
         self.connect()
         new = [spec for spec in specs if spec.worker_id not in self._groups]
         bundles = [Bundle(spec.num_cpus, spec.num_gpus) for spec in new]
-        check_fits(bundles, _nodes())
+        check_fits(bundles, [node.resources for node in self._nodes()])
         try:
             for spec, bundle in zip(new, bundles, strict=True):
                 self._groups[spec.worker_id] = self._reserve(spec, bundle)
@@ -143,14 +145,14 @@ class RayLauncher:
             raise
 
     def _reserve(self, spec: WorkerSpec, bundle: Bundle) -> PlacementGroup:
-        alive: list[dict[str, Any]] = [node for node in ray.nodes() if node["Alive"]]
-        nodes = [Node(node["NodeID"], node["Resources"]) for node in alive]
+        others = {"ray.io/node-id": f"!in({','.join(sorted(self._bad_nodes))})"}
         return placement_group(
             [bundle.resources()],
             strategy="STRICT_PACK",  # of one bundle; Ray takes a wish for a node with no other strategy
-            name=self._group_name(spec.worker_id),
+            name=self._group_name(spec.worker_id, spec.place),
             lifetime=self._lifetime,
-            _soft_target_node_id=self._spread.choose(spec.worker_id, spec.role, bundle, nodes),
+            _soft_target_node_id=self._spread.choose(spec.worker_id, spec.role, bundle, self._nodes()),
+            **({"bundle_label_selector": [others]} if self._bad_nodes else {}),
         )
 
     async def _until_reserved(self, groups: Sequence[PlacementGroup], bundles: Sequence[Bundle]) -> None:
@@ -159,11 +161,12 @@ class RayLauncher:
         while pending := [group for group in pending if not await asyncio.to_thread(group.wait, RESERVE_SLICE_S)]:
             if time.monotonic() > deadline:
                 free = Bundle(*(ray.available_resources().get(name, 0.0) for name in ("CPU", "GPU")))
-                raise ResourcesShortError(
-                    describe_bundles(bundles),
-                    f"{describe_nodes(_nodes())}, but {len(pending)} not placed with {free} free",
-                    "stop what holds the rest, lower a pool's replicas, or raise ray.placement_timeout_s",
-                )
+                nodes = describe_nodes([node.resources for node in self._nodes()])
+                fix = "stop what holds the rest, lower a pool's replicas, or raise ray.placement_timeout_s"
+                if self._kept:
+                    fix += f"; {len(self._kept)} are in quarantine ('baton status', 'baton release')"
+                present = f"{nodes}, but {len(pending)} not placed with {free} free"
+                raise ResourcesShortError(describe_bundles(bundles), present, fix)
 
     def launch_worker(self, spec: WorkerSpec) -> WorkerProcess:
         place = PlacementGroupSchedulingStrategy(self._groups[spec.worker_id], placement_group_bundle_index=0)
@@ -187,7 +190,7 @@ class RayLauncher:
 
     def find_worker(self, spec: WorkerSpec) -> WorkerProcess | None:
         try:
-            self._groups[spec.worker_id] = get_placement_group(self._group_name(spec.worker_id))
+            self._groups[spec.worker_id] = get_placement_group(self._group_name(spec.worker_id, spec.place))
         except ValueError:
             return None
         actor = self._find(spec.worker_id)
@@ -207,17 +210,40 @@ class RayLauncher:
     def _actor_name(self, name: str) -> str:
         return f"{self._config.name}/{name}"
 
-    def _group_name(self, worker_id: str) -> str:
-        return f"{self._config.name}-{worker_id}"
+    def _group_name(self, worker_id: str, place: int) -> str:
+        return f"{self._config.name}-{worker_id}.{place}"
+
+    def _nodes(self) -> list[Node]:
+        """List those that a worker may be put on."""
+        alive: list[dict[str, Any]] = [node for node in ray.nodes() if node["Alive"]]
+        return [Node(node["NodeID"], node["Resources"]) for node in alive if node["NodeID"] not in self._bad_nodes]
 
     def release(self, worker_id: str) -> None:
         self._spread.forget(worker_id)
-        if (group := self._groups.pop(worker_id, None)) is not None:
+        group = self._groups.pop(worker_id, None)
+        if group is not None and all(kept is None or kept.id != group.id for kept in self._kept.values()):
             remove_placement_group(group)
+
+    def keep(self, places: Collection[Kept]) -> None:
+        """A reservation holds its GPUs. A worker without any is kept from its node altogether."""
+        names = {self._group_name(bad.worker_id, bad.number) for bad in places}
+        for name in names - self._kept.keys():
+            try:
+                self._kept[name] = get_placement_group(name)
+            except ValueError:
+                self._kept[name] = None
+        for name in self._kept.keys() - names:
+            if (group := self._kept.pop(name)) is not None:
+                remove_placement_group(group)
+        self._bad_nodes = frozenset(bad.place.node_id for bad in places if not bad.place.devices)
+
+    def is_there(self, node_id: str) -> bool:
+        return any(node["NodeID"] == node_id and node["Alive"] for node in ray.nodes())
 
     async def close(self) -> None:
         while self._actors:
             ray.kill(self._actors.popitem()[1], no_restart=True)
+        self.keep(())
         for name in list(self._groups):
             self.release(name)
         if self._started_ray:
@@ -246,7 +272,3 @@ def connect(config: ClusterConfig, *, log_to_driver: bool = False) -> bool:
         fix = "start one with 'ray start --head', or set ray.address to local"
         raise StartError("Ray", f"no cluster answers at {settings.address!r}; {fix}") from error
     return True
-
-
-def _nodes() -> list[dict[str, float]]:
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]

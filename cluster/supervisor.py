@@ -21,6 +21,7 @@ from baton.cluster.desired import Desired
 from baton.cluster.errors import ProcessLostError, StartError
 from baton.cluster.memory import Memory
 from baton.cluster.processes import Launcher, News, NoStore, Store
+from baton.cluster.quarantine import judged
 from baton.cluster.watched import ProcessStatus, WatchedGateway, WatchedWorker
 
 logger = logging.getLogger(__name__)
@@ -65,7 +66,9 @@ class Supervisor:
         self._workers: list[WatchedWorker] = []
         self._gateways: list[WatchedGateway] = []
         self._reported: tuple[ProcessStatus, ...] = ()
-        self._changes = Changes(launcher, self._health, self._tell_gateways, self._record_death, self._clock.now_s)
+        self._changes = Changes(
+            launcher, self._health, self._tell_gateways, self._record_death, self._judge, self._clock.now_s
+        )
 
     # Life.
 
@@ -170,12 +173,25 @@ class Supervisor:
                 self._record_death(ended)
         for gateway in self._gateways:
             gateway.settle(now_s=now_s)
+        self._keep_quarantine()
         self._changes.begin(self.desired, self._workers, now_s)
         self._workers = [worker for worker in self._workers if not self._changes.has_left(worker)]
         self._launch_gateways(now_s)
         self._memory.keep(self.desired, self._workers)
         self._report()
         await asyncio.gather(self._tell_gateways(), *(self._tell_worker(worker) for worker in self._workers))
+
+    def _judge(self, worker: WatchedWorker) -> None:
+        bad = judged(worker, self._workers, self._health.quarantine_after)
+        if bad is not None and any(spec.worker_id == worker.name for spec in self.desired.workers):
+            logger.error("%s is in quarantine: %s", bad.name, bad.why)
+            self.desired = self.desired.moved(bad)
+
+    def _keep_quarantine(self) -> None:
+        for bad in self.desired.quarantine:
+            if not self._launcher.is_there(bad.place.node_id):
+                self.desired = self.desired.released(bad.name)  # or Ray would move what is kept to a good node
+        self._launcher.keep(self.desired.quarantine)
 
     def _launch_gateways(self, now_s: float) -> None:
         for gateway in self._gateways:

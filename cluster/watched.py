@@ -31,6 +31,7 @@ class WatchedWorker(Tracked[WorkerInfo, WorkerProcess]):
         super().__init__(spec.worker_id, health, now_s=now_s)
         self.spec = spec  # what its process was launched with; the role follows its switches
         self.is_placed = False
+        self.num_failures = 0  # in a row, in this place, by its own words
         self.is_leaving = False  # gets no new requests, and will be stopped
         self.change: asyncio.Task[None] | None = None  # the one change under way
         self.obituaries: set[str] = set()  # incarnations of dead peers that this worker has not acknowledged yet

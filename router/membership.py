@@ -37,9 +37,9 @@ class Membership:
         self.on_news: Callable[[WorkerStream | None], None] = lambda stream: None
 
     async def set_workers(self, workers: Sequence[WorkerInfo], *, is_decoder_coming: bool = False) -> None:
-        """Make `workers` all there are; `is_decoder_coming`: there will be another that decodes, so one may wait for it.
+        """Make `workers` all there are. Raises ValueError when two share an id.
 
-        Raises ValueError when two share an id.
+        `is_decoder_coming`: there will be another that decodes, so requests may wait for it.
         """
         wanted = {info.peer.worker_id: info for info in workers}
         if len(wanted) != len(workers):
@@ -94,7 +94,7 @@ class Membership:
         return 0.0 if self._decoders else time.monotonic() - self._empty_since
 
     async def wait_change(self, timeout_s: float) -> None:
-        """Return when somebody became usable or ceased to be, or the cluster has spoken; at the latest in `timeout_s`."""
+        """Return when somebody became usable or ceased to be, or the cluster has spoken, or when the time is up."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), timeout_s)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import psutil
 
@@ -12,7 +13,8 @@ from baton.actors.engine.updates import BlockCounts
 from baton.actors.messages import PeerAddress, Role, WorkerInfo
 from baton.cluster.config import WorkerSpec
 from baton.cluster.errors import ProcessLostError
-from baton.cluster.processes import Life, News
+from baton.cluster.processes import Kept, Life, News, Place
+from baton.cluster.quarantine import Quarantined
 
 
 class FakeClock:
@@ -56,13 +58,18 @@ class FakeWorker:
     heard: list[str] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)  # drain, stop and kill, in order
     spec: WorkerSpec | None = None
+    place: Place | None = None
+    is_serving: bool = False  # and fails then
     may_drain: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def probe(self) -> Life[WorkerInfo]:
         await self._answer()
+        if self.failure and self.is_serving:
+            info = worker_info(self.name, role=self.role, life=self.life)
+            return Life(ready=info, failure=self.failure, place=self.place)
         if self.failure or self.loading:
-            return Life(failure=self.failure)
-        return Life(ready=worker_info(self.name, role=self.role, life=self.life), busy_s=self.busy_s)
+            return Life(failure=self.failure, place=self.place)
+        return Life(ready=worker_info(self.name, role=self.role, life=self.life), place=self.place, busy_s=self.busy_s)
 
     async def _answer(self) -> None:
         if self.lost:
@@ -142,6 +149,8 @@ class FakeLauncher:
         self.is_closed = False
         self.placed: set[str] = set()
         self.launched: list[str] = []
+        self.kept: list[str] = []
+        self.gone_nodes: set[str] = set()
         self._prepared: dict[str, FakeWorker] = {}
 
     def prepare(self, worker: FakeWorker) -> FakeWorker:
@@ -180,6 +189,12 @@ class FakeLauncher:
 
     def release(self, worker_id: str) -> None:
         self.placed.discard(worker_id)
+
+    def keep(self, places: Collection[Kept]) -> None:
+        self.kept = [bad.name for bad in cast("Collection[Quarantined]", places)]
+
+    def is_there(self, node_id: str) -> bool:
+        return node_id not in self.gone_nodes
 
     async def close(self) -> None:
         self.is_closed = True

@@ -25,6 +25,8 @@ class TinyWorker:
         self.failed = loop.create_future()
         if self._spec.config.model == "fragile":
             loop.call_later(0.1, self.failed.set_exception, RuntimeError("the engine is gone"))
+        if os.environ.get("CUDA_VISIBLE_DEVICES") == self._spec.config.model.removeprefix("bad gpu "):
+            loop.call_later(0.1, self.failed.set_exception, RuntimeError("CUDA error: uncorrectable ECC error"))
         self._incarnation = uuid4().hex
         return self.info()
 
