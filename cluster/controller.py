@@ -16,9 +16,10 @@ from baton.cluster.controller_http import ControllerServer
 from baton.cluster.controller_metrics import ControllerMetrics
 from baton.cluster.desired import Desired
 from baton.cluster.errors import OperationRefusedError
+from baton.cluster.planning import Plan, Planning
 from baton.cluster.processes import Launcher, Store
 from baton.cluster.quarantine import Quarantined
-from baton.cluster.supervisor import Clock, Listener, Supervisor
+from baton.cluster.supervisor import Clock, Listener, Supervisor, SystemClock
 from baton.cluster.watched import ProcessStatus
 
 
@@ -49,11 +50,13 @@ class Controller:
         self._config = config
         self.metrics = ControllerMetrics()
         self._on_change = on_change
+        clock = clock or SystemClock()
         self.supervisor = Supervisor(
             Desired.of(config), launcher, store=store, clock=clock, on_change=self._note_change
         )
+        self.planning = Planning(config.planner, self.supervisor, launcher, clock, self.metrics.set_plan)
         self._server = ControllerServer(config.controller, self.metrics.registry, self.status)
-        self._watch: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     # Life.
 
@@ -72,14 +75,16 @@ class Controller:
         except BaseException:
             await self._server.stop()
             raise
-        self._watch = asyncio.create_task(self.supervisor.run())
+        self._tasks.append(asyncio.create_task(self.supervisor.run()))
+        if self._config.planner.mode != "off":
+            self._tasks.append(asyncio.create_task(self.planning.run()))
         return address
 
     async def stop(self) -> None:
         """Take the cluster down. Idempotent."""
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.wait([self._watch])
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.supervisor.stop()
         await self._server.stop()
 
@@ -97,6 +102,10 @@ class Controller:
             processes=self.supervisor.statuses(),
             quarantine=desired.quarantine,
         )
+
+    def plan(self) -> Plan:
+        """Say what the planner decided last."""
+        return self.planning.last
 
     def scale(self, role: Role, replicas: int) -> None:
         self.supervisor.desired = self.supervisor.desired.scaled(role, replicas)

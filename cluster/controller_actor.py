@@ -18,6 +18,7 @@ from baton.cluster.config import ClusterConfig
 from baton.cluster.controller import ClusterStatus, Controller
 from baton.cluster.errors import ClusterError
 from baton.cluster.gateway_actor import GatewayBuilder, build_gateway
+from baton.cluster.planning import Plan
 from baton.cluster.ray_launcher import NAMESPACE, RayLauncher
 from baton.cluster.worker_actor import WorkerBuilder, build_worker
 
@@ -56,6 +57,9 @@ class ControllerActor:
             except ClusterError as error:
                 raise ClusterError(str(error)) from None  # crosses a process: an error with one argument does so whole
         return self._controller.status()
+
+    async def plan(self) -> Plan:
+        return self._controller.plan()
 
     async def scale(self, role: Role, replicas: int) -> None:
         self._controller.scale(role, replicas)

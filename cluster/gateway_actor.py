@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from baton.actors.collector import spare_startup
 from baton.actors.logs import set_up_logs
@@ -21,6 +21,10 @@ from baton.cluster.processes import Life, News
 from baton.cluster.sigterm import Sigterm
 from baton.cluster.startup import Startup
 
+if TYPE_CHECKING:
+    from baton.router.usage import Usage
+
+
 logger = logging.getLogger(__name__)
 
 
@@ -30,6 +34,8 @@ class ServingGateway(Protocol):
     async def start(self) -> str: ...
 
     async def set_workers(self, workers: Sequence[WorkerInfo], *, is_decoder_coming: bool = False) -> None: ...
+
+    def usage(self) -> Usage: ...
 
     async def stop(self) -> None: ...
 
@@ -98,6 +104,10 @@ class GatewayActor:
     async def set_workers(self, news: News) -> None:
         assert self._gateway is not None, "only a ready gateway is told of workers"
         await self._gateway.set_workers(news.workers, is_decoder_coming=news.is_decoder_coming)
+
+    async def usage(self) -> Usage:
+        assert self._gateway is not None, "only a ready gateway has served anything"
+        return self._gateway.usage()
 
     async def stop(self) -> None:
         await self._startup.cancel()

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from baton.actors.engine.updates import BlockCounts
 from baton.actors.messages import Role, WorkerInfo
 from baton.cluster.config import WorkerSpec
+
+if TYPE_CHECKING:
+    from baton.router.usage import Usage
+
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -87,6 +91,8 @@ class GatewayProcess(Process[str], Protocol):
 
     async def set_workers(self, news: News) -> None: ...
 
+    async def usage(self) -> Usage: ...
+
 
 class Kept(Protocol):
     """A place in quarantine: the `number`-th reservation of the worker."""
@@ -126,6 +132,10 @@ class Launcher(Protocol):
 
     def keep(self, places: Collection[Kept]) -> None:
         """Keep these dead workers' reservations and nodes from all use, and give back what was kept before."""
+        ...
+
+    def request(self, specs: Sequence[WorkerSpec]) -> None:
+        """Ask for nodes that hold all of these workers, where somebody can add some."""
         ...
 
     def is_there(self, node_id: str) -> bool:

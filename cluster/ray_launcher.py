@@ -14,9 +14,10 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Collection, Sequence
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import ray
+from ray.autoscaler.sdk import request_resources
 from ray.exceptions import ActorDiedError, RayActorError
 from ray.util.placement_group import (
     PlacementGroup,
@@ -34,6 +35,10 @@ from baton.cluster.gateway_actor import GatewayBuilder, build_gateway, gateway_a
 from baton.cluster.placement import Bundle, Node, Spread, check_fits, describe_bundles, describe_nodes
 from baton.cluster.processes import GatewayProcess, Kept, Life, News, WorkerProcess
 from baton.cluster.worker_actor import WorkerActor, WorkerBuilder, build_worker
+
+if TYPE_CHECKING:
+    from baton.router.usage import Usage
+
 
 T = TypeVar("T")
 
@@ -97,6 +102,9 @@ class RayGateway(RayProcess[str]):
     async def set_workers(self, news: News) -> None:
         await self._ask(self._actor.set_workers.remote(news))
 
+    async def usage(self) -> Usage:
+        return await self._ask(self._actor.usage.remote())
+
 
 class RayLauncher:
     """See `Launcher`. Uses the Ray that this process is already connected to, if any, and leaves that one running.
@@ -124,6 +132,7 @@ class RayLauncher:
         self._spread = Spread()
         self._kept: dict[str, PlacementGroup | None] = {}  # by the reservation's name; None: it is gone
         self._bad_nodes: frozenset[str] = frozenset()
+        self._has_asked = False  # the autoscaler, for nodes
         self._actors: dict[str, Any] = {}
 
     def connect(self) -> None:
@@ -237,6 +246,11 @@ class RayLauncher:
                 remove_placement_group(group)
         self._bad_nodes = frozenset(bad.place.node_id for bad in places if not bad.place.devices)
 
+    def request(self, specs: Sequence[WorkerSpec]) -> None:
+        """Ray's autoscaler holds what was asked for last until it is asked for something else."""
+        self._has_asked = bool(specs)
+        request_resources(bundles=[Bundle(spec.num_cpus, spec.num_gpus).resources() for spec in specs])
+
     def is_there(self, node_id: str) -> bool:
         return any(node["NodeID"] == node_id and node["Alive"] for node in ray.nodes())
 
@@ -244,6 +258,8 @@ class RayLauncher:
         while self._actors:
             ray.kill(self._actors.popitem()[1], no_restart=True)
         self.keep(())
+        if self._has_asked:
+            self.request(())
         for name in list(self._groups):
             self.release(name)
         if self._started_ray:

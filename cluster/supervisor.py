@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from baton.actors.engine.updates import BlockCounts
 from baton.actors.messages import WorkerInfo
@@ -23,6 +23,10 @@ from baton.cluster.memory import Memory
 from baton.cluster.processes import Launcher, News, NoStore, Store
 from baton.cluster.quarantine import judged
 from baton.cluster.watched import ProcessStatus, WatchedGateway, WatchedWorker
+
+if TYPE_CHECKING:
+    from baton.router.usage import Usage
+
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +60,8 @@ class Supervisor:
         clock: Clock | None = None,
         on_change: Listener = lambda statuses: None,
     ) -> None:
-        self.desired = desired
+        self._desired = desired
+        self._wanted = asyncio.Event()  # something else than before
         self._config = desired.config  # health, router and gateways of a running cluster do not change
         self._health = desired.config.health
         self._launcher = launcher
@@ -69,6 +74,15 @@ class Supervisor:
         self._changes = Changes(
             launcher, self._health, self._tell_gateways, self._record_death, self._judge, self._clock.now_s
         )
+
+    @property
+    def desired(self) -> Desired:
+        return self._desired
+
+    @desired.setter
+    def desired(self, desired: Desired) -> None:
+        self._desired = desired
+        self._wanted.set()
 
     # Life.
 
@@ -132,11 +146,24 @@ class Supervisor:
     async def run(self) -> None:
         """Tick until cancelled."""
         while True:
-            await self._clock.sleep(self._health.poll_s)
+            await self._sleep()
             try:
                 await self.tick()
             except Exception:  # the root of the watch: one process's fault must not end it for the others
                 logger.exception("a round of supervision failed; the next one tries again")
+
+    async def _sleep(self) -> None:
+        """Wait for the next round, which comes at once when an operator wants something."""
+        waits = [
+            asyncio.ensure_future(self._clock.sleep(self._health.poll_s)),
+            asyncio.ensure_future(self._wanted.wait()),
+        ]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        self._wanted.clear()
 
     async def stop(self) -> None:
         """Stop the gateways (they drain), then the workers, then every process; idempotent."""
@@ -280,6 +307,13 @@ class Supervisor:
 
     def worker(self, worker_id: str) -> WatchedWorker | None:
         return next((worker for worker in self._workers if worker.name == worker_id), None)
+
+    async def usages(self) -> dict[str, Usage]:
+        """Ask every serving gateway what it has served and knows, by name; leave out who does not answer."""
+        serving = [(g.name, g.process) for g in self._gateways if g.process is not None and g.current is not None]
+        calls = (asyncio.wait_for(process.usage(), self._health.silence_s) for _, process in serving)
+        answers = zip(serving, await asyncio.gather(*calls, return_exceptions=True), strict=True)
+        return {name: answer for (name, _), answer in answers if not isinstance(answer, BaseException)}
 
     async def counts(self) -> dict[str, BlockCounts]:
         """Ask every serving worker for its block counts, by worker id; each checks their integrity first."""

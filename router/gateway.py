@@ -31,6 +31,7 @@ from baton.router.routing import Router
 from baton.router.service import Backend, Service
 from baton.router.tokenizer import Tokenizer
 from baton.router.tools.registry import find_dialect
+from baton.router.usage import Usage, usage
 from baton.router.worker_stream import Reconnect
 
 logger = logging.getLogger(__name__)
@@ -89,6 +90,9 @@ class Gateway:
     async def set_workers(self, workers: Sequence[WorkerInfo], *, is_decoder_coming: bool = False) -> None:
         """Make `workers` all that requests may go to; where none decodes, they wait if one `is_decoder_coming`."""
         await self.membership.set_workers(workers, is_decoder_coming=is_decoder_coming)
+
+    def usage(self) -> Usage:
+        return usage(self.metrics.registry, self.membership)
 
     async def stop(self) -> None:
         """Refuse new requests, let the running ones end for `drain_s`, then close everything. Idempotent."""

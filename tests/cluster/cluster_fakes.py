@@ -15,6 +15,7 @@ from baton.cluster.config import WorkerSpec
 from baton.cluster.errors import ProcessLostError
 from baton.cluster.processes import Kept, Life, News, Place
 from baton.cluster.quarantine import Quarantined
+from baton.router.usage import Usage
 
 
 class FakeClock:
@@ -117,6 +118,7 @@ class FakeGateway:
     calls: list[list[str]] = field(default_factory=list)
     stopped: bool = False
     is_decoder_coming: bool = False  # as told last
+    served: Usage = field(default_factory=Usage)
 
     async def probe(self) -> Life[str]:
         if self.lost:
@@ -131,6 +133,9 @@ class FakeGateway:
             raise ProcessLostError(self.name, "no route", certain=False)
         self.calls.append([worker.peer.incarnation for worker in news.workers])
         self.is_decoder_coming = news.is_decoder_coming
+
+    async def usage(self) -> Usage:
+        return self.served
 
     async def stop(self) -> None:
         self.stopped = True
@@ -150,6 +155,7 @@ class FakeLauncher:
         self.placed: set[str] = set()
         self.launched: list[str] = []
         self.kept: list[str] = []
+        self.requested: list[str] = []
         self.gone_nodes: set[str] = set()
         self._prepared: dict[str, FakeWorker] = {}
 
@@ -192,6 +198,9 @@ class FakeLauncher:
 
     def keep(self, places: Collection[Kept]) -> None:
         self.kept = [bad.name for bad in cast("Collection[Quarantined]", places)]
+
+    def request(self, specs: Sequence[WorkerSpec]) -> None:
+        self.requested = [spec.worker_id for spec in specs]
 
     def is_there(self, node_id: str) -> bool:
         return node_id not in self.gone_nodes

@@ -11,6 +11,7 @@ from uuid import uuid4
 from baton.actors.engine.updates import BlockCounts
 from baton.actors.messages import PeerAddress, Role, WorkerInfo
 from baton.cluster.config import ClusterConfig, WorkerSpec
+from baton.router.usage import Usage
 
 
 class TinyWorker:
@@ -66,6 +67,9 @@ class TinyWorker:
 
 
 class TinyGateway:
+    def usage(self) -> Usage:
+        return Usage()
+
     def __init__(self, config: ClusterConfig, index: int) -> None:
         self._port = config.gateway_router(index).port
 
