@@ -36,6 +36,8 @@ class ControllerMetrics:
         self._moves = Counter(
             "baton_planner_moves", "Workers that the planner has switched", ["role"], registry=registry
         )
+        for role in ("prefill", "decode"):
+            self._moves.labels(role)
         self._num_restarts: dict[str, int] = {}
 
     def set_plan(self, plan: Plan) -> None:

@@ -372,6 +372,39 @@ TENANTS = (
     ),
 )
 
+PLANNER = (
+    Panel(
+        "Prefill workers",
+        "short",
+        "there, best for the present workers, and as the load needs",
+        (Query('baton_planner_workers{role="prefill"}', "{{kind}}"),),
+    ),
+    Panel(
+        "Decode workers",
+        "short",
+        "there, best for the present workers, and as the load needs",
+        (Query('baton_planner_workers{role="decode"}', "{{kind}}"),),
+    ),
+    Panel(
+        "Load",
+        "short",
+        "workers' worth of work by role, forecast",
+        (Query("baton_planner_load", "{{role}}"),),
+    ),
+    Panel(
+        "Moves",
+        "short",
+        "workers that the planner switched in the last ten minutes, by the role that they joined",
+        (Query("sum by (role) (increase(baton_planner_moves_total[10m]))", "{{role}}"),),
+    ),
+    Panel(
+        "Quarantine",
+        "short",
+        "GPUs and nodes that no worker is put on until they are released",
+        (Query("baton_quarantined_places", "places"),),
+    ),
+)
+
 DASHBOARDS = {
     "Overview": OVERVIEW,
     "Prefill and decode": WORKERS,
@@ -379,4 +412,5 @@ DASHBOARDS = {
     "Cache": CACHE,
     "Router": ROUTER,
     "Tenants": TENANTS,
+    "Planner": PLANNER,
 }
