@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 from baton.cluster.errors import ResourcesShortError
 from baton.cluster.processes import Place
@@ -49,7 +48,7 @@ def place_of_this_process() -> Place:
     import ray
 
     context = ray.get_runtime_context()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    devices = cast("dict[str, list[str]]", context.get_accelerator_ids()).get("GPU", [])  # pyright: ignore[reportUnknownMemberType]
+    devices = context.get_accelerator_ids().get("GPU", [])  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     return Place(context.get_node_id(), host_of_this_node(), tuple(devices))
 
 

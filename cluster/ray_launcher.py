@@ -161,7 +161,7 @@ class RayLauncher:
             name=self._group_name(spec.worker_id, spec.place),
             lifetime=self._lifetime,
             _soft_target_node_id=self._spread.choose(spec.worker_id, spec.role, bundle, self._nodes()),
-            **({"bundle_label_selector": [others]} if self._bad_nodes else {}),
+            bundle_label_selector=[others] if self._bad_nodes else [],
         )
 
     async def _until_reserved(self, groups: Sequence[PlacementGroup], bundles: Sequence[Bundle]) -> None:
@@ -230,7 +230,7 @@ class RayLauncher:
     def release(self, worker_id: str) -> None:
         self._spread.forget(worker_id)
         group = self._groups.pop(worker_id, None)
-        if group is not None and all(kept is None or kept.id != group.id for kept in self._kept.values()):
+        if group is not None and group not in self._kept.values():
             remove_placement_group(group)
 
     def keep(self, places: Collection[Kept]) -> None:
@@ -252,7 +252,8 @@ class RayLauncher:
         request_resources(bundles=[Bundle(spec.num_cpus, spec.num_gpus).resources() for spec in specs])
 
     def is_there(self, node_id: str) -> bool:
-        return any(node["NodeID"] == node_id and node["Alive"] for node in ray.nodes())
+        nodes: list[dict[str, Any]] = ray.nodes()
+        return any(node["NodeID"] == node_id and node["Alive"] for node in nodes)
 
     async def close(self) -> None:
         while self._actors:

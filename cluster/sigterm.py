@@ -7,29 +7,32 @@ actor's class in the main thread: a `Sigterm` in the class's body is unpickled t
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 
 class Sigterm:
-    def __init__(self) -> None:
+    def __init__(self, before: Callable[[int, FrameType | None], Any] = lambda number, frame: None) -> None:
         self.listener: Callable[[], object] | None = None  # called in the main thread; without it Ray ends the process
-        self._before = signal.Handlers.SIG_DFL
+        self._before = before
 
     def __reduce__(self) -> tuple[Callable[[], Sigterm], tuple[()]]:
         return _caught, ()
 
-    def catch(self) -> None:
-        self._before = signal.signal(signal.SIGTERM, self._handle)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def handle(self, number: int, frame: FrameType | None) -> None:
         if self.listener is not None:
             self.listener()
-        elif callable(self._before):
+        else:
             self._before(number, frame)
 
 
 def _caught() -> Sigterm:
-    sigterm = Sigterm()
-    sigterm.catch()
+    """Put a new one before Ray's own handler. Who only looks an actor up unpickles its class too, in any thread."""
+    before = signal.getsignal(signal.SIGTERM)
+    if not callable(before) or threading.current_thread() is not threading.main_thread():
+        return Sigterm()
+    sigterm = Sigterm(before)
+    signal.signal(signal.SIGTERM, sigterm.handle)
     return sigterm

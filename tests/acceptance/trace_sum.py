@@ -19,7 +19,7 @@ from baton.cluster.config import ClusterConfig
 from baton.cluster.controller import Controller, controlled
 from baton.cluster.ray_launcher import NAMESPACE, RayLauncher
 from tests.cluster.fake_cluster import MODEL
-from tests.router.test_tracing import Collector
+from tests.otlp_collector import Collector
 
 SHARE = 0.05
 GATEWAY = [("plan", "gateway-0"), ("queue", "gateway-0"), ("first token", "gateway-0")]
