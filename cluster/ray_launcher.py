@@ -161,7 +161,7 @@ class RayLauncher:
             name=self._group_name(spec.worker_id, spec.place),
             lifetime=self._lifetime,
             _soft_target_node_id=self._spread.choose(spec.worker_id, spec.role, bundle, self._nodes()),
-            bundle_label_selector=[others] if self._bad_nodes else [],
+            bundle_label_selector=[others] if self._bad_nodes else None,  # pyright: ignore[reportArgumentType]
         )
 
     async def _until_reserved(self, groups: Sequence[PlacementGroup], bundles: Sequence[Bundle]) -> None:
@@ -224,8 +224,7 @@ class RayLauncher:
 
     def _nodes(self) -> list[Node]:
         """List those that a worker may be put on."""
-        alive: list[dict[str, Any]] = [node for node in ray.nodes() if node["Alive"]]
-        return [Node(node["NodeID"], node["Resources"]) for node in alive if node["NodeID"] not in self._bad_nodes]
+        return [node for node in _alive() if node.id not in self._bad_nodes]
 
     def release(self, worker_id: str) -> None:
         self._spread.forget(worker_id)
@@ -252,8 +251,7 @@ class RayLauncher:
         request_resources(bundles=[Bundle(spec.num_cpus, spec.num_gpus).resources() for spec in specs])
 
     def is_there(self, node_id: str) -> bool:
-        nodes: list[dict[str, Any]] = ray.nodes()
-        return any(node["NodeID"] == node_id and node["Alive"] for node in nodes)
+        return any(node.id == node_id for node in _alive())
 
     async def close(self) -> None:
         while self._actors:
@@ -289,3 +287,8 @@ def connect(config: ClusterConfig, *, log_to_driver: bool = False) -> bool:
         fix = "start one with 'ray start --head', or set ray.address to local"
         raise StartError("Ray", f"no cluster answers at {settings.address!r}; {fix}") from error
     return True
+
+
+def _alive() -> list[Node]:
+    nodes: list[dict[str, Any]] = ray.nodes()
+    return [Node(node["NodeID"], node["Resources"]) for node in nodes if node["Alive"]]
