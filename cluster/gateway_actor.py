@@ -37,6 +37,8 @@ class ServingGateway(Protocol):
 
     def usage(self) -> Usage: ...
 
+    def is_connected(self) -> bool: ...
+
     async def stop(self) -> None: ...
 
 
@@ -108,6 +110,9 @@ class GatewayActor:
     async def usage(self) -> Usage:
         assert self._gateway is not None, "only a ready gateway has served anything"
         return self._gateway.usage()
+
+    async def is_connected(self) -> bool:
+        return self._gateway is not None and self._gateway.is_connected()
 
     async def stop(self) -> None:
         await self._startup.cancel()

@@ -106,6 +106,10 @@ class Kept(Protocol):
     @property
     def number(self) -> int: ...
 
+    async def is_connected(self) -> bool:
+        """Return whether it can send requests to every worker that it was told of."""
+        ...
+
 
 class Launcher(Protocol):
     """Reserves places and starts processes in them. A process that dies stays dead until it is launched again."""

@@ -14,7 +14,7 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import ray
 from ray.autoscaler.sdk import request_resources
@@ -104,6 +104,9 @@ class RayGateway(RayProcess[str]):
 
     async def usage(self) -> Usage:
         return await self._ask(self._actor.usage.remote())
+
+    async def is_connected(self) -> bool:
+        return await self._ask(self._actor.is_connected.remote())
 
 
 class RayLauncher:
@@ -290,5 +293,5 @@ def connect(config: ClusterConfig, *, log_to_driver: bool = False) -> bool:
 
 
 def _alive() -> list[Node]:
-    nodes: list[dict[str, Any]] = ray.nodes()
+    nodes = cast("list[dict[str, Any]]", ray.nodes())
     return [Node(node["NodeID"], node["Resources"]) for node in nodes if node["Alive"]]

@@ -94,6 +94,10 @@ class Gateway:
     def usage(self) -> Usage:
         return usage(self.metrics.registry, self.membership)
 
+    def is_connected(self) -> bool:
+        """Return whether requests can go to each of these workers: their streams open a moment after the news."""
+        return self.membership.is_connected()
+
     async def stop(self) -> None:
         """Refuse new requests, let the running ones end for `drain_s`, then close everything. Idempotent."""
         if self._service is not None:

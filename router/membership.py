@@ -66,6 +66,10 @@ class Membership:
     def prefillers(self) -> Sequence[WorkerStream]:
         return self._prefillers
 
+    def is_connected(self) -> bool:
+        """Return whether every worker of the last list can be sent requests."""
+        return all(stream.is_usable for stream in self._members())
+
     def max_context(self) -> int | None:
         """Return the context that every decode worker can hold, or None while none has been known."""
         return self._max_context
@@ -120,8 +124,11 @@ class Membership:
         self._changed.set()
         self._changed = asyncio.Event()
 
+    def _members(self) -> list[WorkerStream]:
+        return [stream for stream in self._streams.values() if not stream.is_retired]
+
     def _known_decoders(self) -> list[WorkerStream]:
-        return [s for s in self._streams.values() if not s.is_retired and s.info.role != "prefill"]
+        return [stream for stream in self._members() if stream.info.role != "prefill"]
 
     def _connect(self, info: WorkerInfo) -> None:
         stream = self._streams.get(info.peer.incarnation)

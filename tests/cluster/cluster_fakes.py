@@ -119,6 +119,7 @@ class FakeGateway:
     stopped: bool = False
     is_decoder_coming: bool = False  # as told last
     served: Usage = field(default_factory=Usage)
+    num_polls_to_connect: int = 0
 
     async def probe(self) -> Life[str]:
         if self.lost:
@@ -136,6 +137,10 @@ class FakeGateway:
 
     async def usage(self) -> Usage:
         return self.served
+
+    async def is_connected(self) -> bool:
+        self.num_polls_to_connect -= 1
+        return self.num_polls_to_connect < 0
 
     async def stop(self) -> None:
         self.stopped = True

@@ -81,5 +81,8 @@ class TinyGateway:
     async def set_workers(self, workers: Sequence[WorkerInfo], *, is_decoder_coming: bool = False) -> None:
         pass
 
+    def is_connected(self) -> bool:
+        return True
+
     async def stop(self) -> None:
         pass
