@@ -22,11 +22,10 @@ from baton.actors.decode_role import DecodeRole
 from baton.actors.engine.engine import Engine
 from baton.actors.engine.errors import EngineError
 from baton.actors.engine.updates import BlockCounts, Update
-from baton.actors.faults import is_device_fault
 from baton.actors.gateway_session import GatewaySession, KVView
 from baton.actors.generation import Generation, Moved
 from baton.actors.grammars import CompilerLost, GrammarRefused
-from baton.actors.live import Live, record_spans
+from baton.actors.live import Live, cut_short, record_spans
 from baton.actors.messages import (
     Cancel,
     Frame,
@@ -366,17 +365,10 @@ class Worker:
         self._decode.on_arrival(arrival)
 
     def _on_failure(self, error: BaseException) -> None:
-        """The engine or the mover is gone: tell every client, then let the process end.
-
-        What a device's fault has cut short goes on elsewhere; any other failure may be the request's own doing.
-        """
+        """The engine or the mover is gone: tell every client, then let the process end."""
         self._is_draining = True  # nothing more can be served
-        message = f"worker {self.worker_id} failed: {type(error).__name__}"
         for live in list(self._live.values()):
-            end = Output(request_id=live.generation.request_id, finish="error", error=message)
-            if is_device_fault(str(error)):
-                end = Output(request_id=end.request_id, finish="cancelled")
-            self._emit(live, end)
+            self._emit(live, cut_short(live.generation.request_id, self.worker_id, error))
         if not self.failed.done():
             self.failed.set_exception(error)
 

@@ -91,6 +91,10 @@ class GatewayProcess(Process[str], Protocol):
 
     async def set_workers(self, news: News) -> None: ...
 
+    async def is_connected(self) -> bool:
+        """Return whether it can send requests to every worker that it was told of."""
+        ...
+
     async def usage(self) -> Usage: ...
 
 
@@ -105,10 +109,6 @@ class Kept(Protocol):
 
     @property
     def number(self) -> int: ...
-
-    async def is_connected(self) -> bool:
-        """Return whether it can send requests to every worker that it was told of."""
-        ...
 
 
 class Launcher(Protocol):
