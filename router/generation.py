@@ -176,7 +176,7 @@ class Generation:
         self._dispatcher = dispatcher
         self._metrics = metrics
         self._terms = terms
-        self._started = started
+        self._started = self.planned = started
         self.ttft_s: float | None = None
         self.failure: RouterError | None = None  # told to the client in its stream
 
@@ -200,6 +200,8 @@ class Generation:
 
     async def _admitted(self) -> AsyncGenerator[list[Delta], None]:
         places = self._dispatcher.admit([choice.request for choice in self._choices], self._terms)
+        for place in places:
+            place.since = self.planned
         try:
             if len(places) == 1:
                 async with aclosing(self._follow(self._choices[0], places[0])) as deltas:

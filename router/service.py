@@ -110,7 +110,7 @@ class Service:
     def limits(self) -> ModelLimits:
         """Return what every decode worker can hold. Raises NoWorkers."""
         context = self.membership.max_context()
-        reason = "this gateway is shutting down" if self.is_draining else self.membership.why_unusable()
+        reason = "this gateway is shutting down" if self.is_draining else self.membership.why_hopeless()
         if reason is not None or context is None:
             raise NoWorkers(f"{reason}: try again shortly", retry_after_s=1)
         return ModelLimits(self.tokenizer.vocab_size, context, self._defaults)
@@ -182,14 +182,17 @@ class Service:
 
     def _generation(self, plan: Plan, call: Call) -> Generation:
         stops, trace = plan.body.stop or [], call.span.context
-        self._spans.record("plan", trace, call.started, time.monotonic())
+        planned = time.monotonic()
+        self._spans.record("plan", trace, call.started, planned)
         choices = [
             Choice(i, _traced(request, trace), stops, self.tokenizer, echo, plan.manner)
             for i, (request, echo) in enumerate(zip(plan.requests, plan.echo, strict=True))
         ]
-        return Generation(
+        generation = Generation(
             choices, plan.num_choices, self._dispatcher, self.metrics, terms=call.terms, started=call.started
         )
+        generation.planned = planned
+        return generation
 
     async def _body(self, call: Call, generation: Generation, writer: Writer, plan: Plan) -> bytes:
         deltas: list[Delta] = []
