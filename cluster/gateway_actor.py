@@ -24,6 +24,8 @@ class ServingGateway(Protocol):
 
     async def set_workers(self, workers: list[WorkerInfo]) -> None: ...
 
+    def is_connected(self) -> bool: ...
+
     async def stop(self) -> None: ...
 
 
@@ -72,6 +74,9 @@ class GatewayActor:
     async def set_workers(self, workers: list[WorkerInfo]) -> None:
         assert self._gateway is not None, "only a ready gateway is told of workers"
         await self._gateway.set_workers(workers)
+
+    async def is_connected(self) -> bool:
+        return self._gateway is not None and self._gateway.is_connected()
 
     async def stop(self) -> None:
         await self._startup.cancel()

@@ -63,6 +63,10 @@ class GatewayProcess(Process[str], Protocol):
 
     async def set_workers(self, workers: list[WorkerInfo]) -> None: ...
 
+    async def is_connected(self) -> bool:
+        """Return whether it can send requests to every worker that it was told of."""
+        ...
+
 
 class Launcher(Protocol):
     """Reserves places and starts processes in them. A process that dies stays dead until it is launched again."""

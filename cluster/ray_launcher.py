@@ -97,6 +97,9 @@ class RayGateway(RayProcess[str]):
     async def set_workers(self, workers: list[WorkerInfo]) -> None:
         await self._ask(self._actor.set_workers.remote(workers))
 
+    async def is_connected(self) -> bool:
+        return await self._ask(self._actor.is_connected.remote())
+
 
 class RayLauncher:
     """See `Launcher`. Uses the Ray that this process is already connected to, if any, and leaves that one running.

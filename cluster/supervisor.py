@@ -120,10 +120,11 @@ class Supervisor:
                 if process.failure is not None:
                     raise StartError(process.name, process.failure)
             waiting = [process.name for process in self._watched() if process.current is None]
-            if not waiting and all(gateway.told is not None for gateway in self._gateways):
+            if not waiting and await self._all_connected():
                 return self.addresses()[0]
             if self._clock.now_s() > deadline_s:
-                raise StartError(", ".join(waiting), f"not ready after {timeout_s:g} s; raise ray.start_timeout_s")
+                late = ", ".join(waiting) or "a gateway's stream to a worker"
+                raise StartError(late, f"not ready after {timeout_s:g} s; raise ray.start_timeout_s")
             await self._clock.sleep(self._health.poll_s)
 
     async def run(self) -> None:
@@ -201,6 +202,19 @@ class Supervisor:
             return
         if await self._tell(gateway.name, process.set_workers(news)) and gateway.process is process:
             gateway.told = news
+
+    async def _all_connected(self) -> bool:
+        """Return whether no gateway would have to refuse a request for want of a worker that is up."""
+        for gateway in self._gateways:
+            process = gateway.process
+            if process is None or gateway.told != self.workers():
+                return False
+            try:
+                if not await asyncio.wait_for(process.is_connected(), self._health.silence_s):
+                    return False
+            except (ProcessLostError, TimeoutError):
+                return False
+        return True
 
     async def _tell_worker(self, worker: WatchedWorker) -> None:
         process = worker.process

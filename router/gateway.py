@@ -88,6 +88,10 @@ class Gateway:
         """Make `workers` all that requests may go to."""
         await self.membership.set_workers(workers)
 
+    def is_connected(self) -> bool:
+        """Return whether requests can go to each of these workers: their streams open a moment after the news."""
+        return self.membership.is_connected()
+
     async def stop(self) -> None:
         """Refuse new requests, let the running ones end for `drain_s`, then close everything. Idempotent."""
         if self._service is not None:

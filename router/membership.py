@@ -51,6 +51,10 @@ class Membership:
     def prefillers(self) -> Sequence[WorkerStream]:
         return self._prefillers
 
+    def is_connected(self) -> bool:
+        """Return whether every worker of the last list can be sent requests."""
+        return all(stream.is_usable for stream in self._members())
+
     def max_context(self) -> int | None:
         """Return the context that every decode worker can hold, or None while none is known."""
         return min((s.info.max_context for s in self._members() if s.info.role != "prefill"), default=None)

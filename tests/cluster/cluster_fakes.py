@@ -109,6 +109,7 @@ class FakeGateway:
     refusals: int = 0  # how many further calls of set_workers are lost
     calls: list[list[str]] = field(default_factory=list)
     stopped: bool = False
+    num_polls_to_connect: int = 0
 
     async def probe(self) -> Life[str]:
         if self.lost:
@@ -122,6 +123,10 @@ class FakeGateway:
             self.refusals -= 1
             raise ProcessLostError(self.name, "no route", certain=False)
         self.calls.append([worker.peer.incarnation for worker in workers])
+
+    async def is_connected(self) -> bool:
+        self.num_polls_to_connect -= 1
+        return self.num_polls_to_connect < 0
 
     async def stop(self) -> None:
         self.stopped = True

@@ -74,5 +74,8 @@ class TinyGateway:
     async def set_workers(self, workers: list[WorkerInfo]) -> None:
         pass
 
+    def is_connected(self) -> bool:
+        return True
+
     async def stop(self) -> None:
         pass

@@ -20,7 +20,7 @@ from baton.kernels.fingerprint_triton import fingerprint_triton
 from baton.kernels.gated_activation_triton import gated_activation_triton
 from baton.kernels.kv_pack_triton import pack_triton
 from baton.kernels.kv_quant_triton import dequantise_kv_triton, quantise_kv_triton
-from baton.kernels.rms_norm_triton import add_rms_norm_triton, rms_norm_triton
+from baton.kernels.rms_norm_triton import rms_norm_triton
 from baton.kernels.rope_store import QKNorm, TokenPlaces
 from baton.kernels.rope_store_triton import rope_and_store_triton
 from baton.kernels.sampling import LogitBias, Penalties, SamplingTensors
@@ -62,7 +62,6 @@ class HopperDriver:
 def elementwise() -> None:
     x, weight = torch.zeros(4, 4096, dtype=BF16), torch.zeros(4096, dtype=BF16)
     rms_norm_triton(x, weight, 1e-5)
-    add_rms_norm_triton(x, x, weight, 1e-5)
     gated_activation_triton(x, "silu")
     gated_activation_triton(x, "gelu_tanh")
 
