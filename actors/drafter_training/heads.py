@@ -141,7 +141,7 @@ class Eagle3Head(nn.Module):
 
 
 class MtpHead(nn.Module):
-    """One multi-token-prediction module. It shares the target's head, of which `rows` is the draft vocabulary's part."""
+    """One multi-token-prediction module. It shares the target's head; `rows` are the draft vocabulary's part of it."""
 
     def __init__(self, config: HeadConfig, rows: torch.Tensor) -> None:
         super().__init__()
