@@ -23,7 +23,7 @@ from baton.actors.engine.runner_prompt import PendingParts
 from baton.actors.engine.step_fields import UNKNOWN
 from baton.kernels.rope_store import TokenPlaces
 from baton.kernels.sampling import SamplingTensors, sample
-from baton.kernels.verify_chain import NO_DRAFT, REJECTED, verify_chains
+from baton.kernels.verify_chain import NO_DRAFT, REJECTED, Verified, verify_chains
 
 
 class SpeculativeRunner(TorchRunner):
@@ -63,11 +63,14 @@ class SpeculativeRunner(TorchRunner):
         params = self._slots.tensors(prefixes, slots, positions)
         self._count_drafts(params, prefixes)
         drafts, firsts = self._to_device([chains.drafts, chains.firsts])
-        ids, is_last = verify_chains(sample(logits, params).ids, drafts, firsts)
+        ids, is_last = self._accept(sample(logits, params).ids, drafts, firsts)
         self._slots.record_chains(slots, ids, is_last)
         copy = HostCopy((ids,))
         self._slots.note(prefixes, copy)
         return VerifiedStep(rows, copy, self._logprobs(prefixes, logits, ids.clamp(min=0)), prompts)
+
+    def _accept(self, ids: torch.Tensor, drafts: torch.Tensor, firsts: torch.Tensor) -> Verified:
+        return verify_chains(ids, drafts, firsts)
 
     def _count_drafts(self, params: SamplingTensors, prefixes: Sequence[Row]) -> None:
         """To the penalties, the drafts that a prefix ends with are output like any other."""
