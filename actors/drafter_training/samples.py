@@ -109,9 +109,7 @@ class _Answer:
 
 
 def _admission(slot: int, tokens: list[int], sampling: Sampling) -> Admission:
-    params = SamplingParams(
-        max_tokens=sampling.max_tokens, seed=sampling.seed + slot, temperature=sampling.temperature
-    )
+    params = SamplingParams(max_tokens=sampling.max_tokens, seed=sampling.seed + slot, temperature=sampling.temperature)
     request = Request(id=str(slot), tokens=tuple(tokens), sampling=params)
     return Admission(slot, request, request.tokens)
 
