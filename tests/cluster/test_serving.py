@@ -145,14 +145,9 @@ class City(BaseModel):
     tags: list[Literal["old", "large", "north"]] = Field(max_length=2)
 
 
-GIVE = {
-    "type": "function",
-    "function": {
-        "name": "capital_of", "strict": True,
-        "parameters": {"type": "object", "properties": {"country": {"enum": ["France", "Italy"]}}, "required": ["country"],
-                       "additionalProperties": False},
-    },
-}  # fmt: skip
+COUNTRY = {"country": {"enum": ["France", "Italy"]}}
+PARAMETERS = {"type": "object", "properties": COUNTRY, "required": ["country"], "additionalProperties": False}
+GIVE = {"type": "function", "function": {"name": "capital_of", "strict": True, "parameters": PARAMETERS}}
 
 
 async def check_structured(api: AsyncOpenAI) -> None:
