@@ -187,6 +187,7 @@ class Place:
         self.key = key
         self.priority = priority
         self.latest = latest  # on the admission's clock: released after it, the request would be too late
+        self.since = admission.now()  # what its trace counts the wait from
         self.is_waiting = False
         self.is_released = False
         self.released_at = 0.0

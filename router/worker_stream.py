@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
@@ -47,6 +48,7 @@ class WorkerStream(RoutedWorker):
         super().__init__(info)
         self._on_news = on_news
         self.is_retired = False  # takes no new requests
+        self.lost_at = time.monotonic()  # when its last connection ended; before the first, when it became known
         self._index = index
         self._reconnect = reconnect
         self._open: dict[str, Mailbox] = {}
@@ -166,6 +168,8 @@ class WorkerStream(RoutedWorker):
             self._outbox.put_nowait(message)
 
     def _lose(self, reason: str) -> None:
+        if self.is_connected:
+            self.lost_at = time.monotonic()
         self._outbox = None
         self._next_number = 0
         self.take_load(Load())
