@@ -17,11 +17,11 @@ test: lint
 	OMP_NUM_THREADS=1 $(MAKE) --jobs=2 --output-sync=target test-engine test-cluster
 
 test-engine:
-	$(BIN)/pytest tests/actors tests/transfer
+	$(BIN)/pytest tests/actors
 
 test-cluster:
 	$(BIN)/pytest tests/cluster
-	$(BIN)/pytest --ignore=tests/actors --ignore=tests/cluster --ignore=tests/transfer
+	$(BIN)/pytest --ignore=tests/actors --ignore=tests/cluster
 
 lint: .venv/dev link
 	$(BIN)/ruff format --check .

@@ -117,7 +117,7 @@ class Worker:
         self._join_roles(mover_loop=MoverLoop(mover, self._on_completion, self._on_arrival, loop))
         self._metrics_address, self._close_metrics = self._metrics.serve(self._host, 0)
         sides = {"prefill": self._prefill, "decode": self._decode}
-        self._metrics.watch(self._built.work, self._built.ceilings, self.info, sides)
+        self._metrics.watch(self._built.work, self._built.ceilings, self.info, sides, self._built.drafts)
         self._server = rpc.make_server({
             rpc.SERVE: (self._serve_gateway, rpc.decode_to_worker),
             rpc.HANDOVER: (self._serve_peer, decode_message),

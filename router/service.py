@@ -96,7 +96,7 @@ class Service:
         self._reader = BodyReader(
             max_bytes=config.max_body_bytes,
             max_held_bytes=config.max_held_body_bytes,
-            longest_token=max(map(len, tokenizer.token_bytes)),
+            longest_token=max(map(len, tokenizer.token_bytes.values())),
             lane=tokenizer.lane,
         )
         self._slo = SloClasses(config.slo)
@@ -199,7 +199,8 @@ class Service:
         async with aclosing(generation.deltas()) as batches:
             async for batch in batches:
                 deltas += batch
-        return writer.body(generation.best(deltas, plan.num_kept), generation.usage(), _trace(call, generation))
+        best = generation.best(deltas, plan.num_kept, plan.scorer)
+        return writer.body(best, generation.usage(), _trace(call, generation))
 
     async def _events(self, call: Call, generation: Generation, writer: StreamWriter) -> AsyncGenerator[Events, None]:
         """Yield events. An error before the first is raised; one after it is told in the last event."""

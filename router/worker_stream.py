@@ -103,7 +103,8 @@ class WorkerStream(RoutedWorker):
         self._changed.set()
 
     async def _run(self) -> None:
-        delay_s = self._reconnect.first_s
+        task, delay_s = asyncio.current_task(), self._reconnect.first_s
+        assert task is not None
         while True:
             try:
                 await self._serve_one_stream()
@@ -111,6 +112,8 @@ class WorkerStream(RoutedWorker):
                 reason = _reason(error)
             else:
                 reason = "the worker has closed the stream"
+            if task.cancelling():  # gRPC swallows a cancellation that meets the failure of its call
+                return
             if self.is_connected:
                 delay_s = self._reconnect.first_s
                 logger.warning("lost worker %s: %s", self.info.peer.worker_id, reason)
