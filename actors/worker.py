@@ -25,7 +25,7 @@ from baton.actors.engine.updates import BlockCounts, Update
 from baton.actors.gateway_session import GatewaySession, KVView
 from baton.actors.generation import Generation, Moved
 from baton.actors.grammars import CompilerLost, GrammarRefused
-from baton.actors.live import Live, record_spans
+from baton.actors.live import Live, cut_short, record_spans
 from baton.actors.messages import (
     Cancel,
     Frame,
@@ -366,9 +366,9 @@ class Worker:
 
     def _on_failure(self, error: BaseException) -> None:
         """The engine or the mover is gone: tell every client, then let the process end."""
+        self._is_draining = True  # nothing more can be served
         for live in list(self._live.values()):
-            message = f"worker {self.worker_id} failed: {type(error).__name__}"
-            self._emit(live, Output(request_id=live.generation.request_id, finish="error", error=message))
+            self._emit(live, cut_short(live.generation.request_id, self.worker_id, error))
         if not self.failed.done():
             self.failed.set_exception(error)
 

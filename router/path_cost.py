@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from baton.router.fleet import Column, Pool
-from baton.router.policy import Ask, Choice, first_of
+from baton.router.policy import Ask, Choice
 
 HAND_OVER_MS = 2.0  # messages between P and D until D's first own step
 MAX_SHARE = 0.97  # of prefill that a worker's decode steps can live beside
@@ -120,4 +120,6 @@ def _risk(ratio: Column) -> Column:
 
 
 def _cheapest(cost: Column, pool: Pool) -> int:
-    return first_of(cost > cost.min() + TIE_MS, pool.num_dispatched)
+    """Return the row that was given least so far among those that cost next to nothing more than the cheapest."""
+    rows = np.flatnonzero(cost <= cost.min() + TIE_MS)
+    return int(rows[pool.num_dispatched[rows].argmin()])

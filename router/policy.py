@@ -52,12 +52,13 @@ def pairwise(pick: Pick) -> Policy:
 
 def first_of(*keys: Column) -> int:
     """Return the row that is smallest by the first key, among equals by the next, and so on; then the first."""
-    rows = np.arange(len(keys[0]))
-    for key in keys:
-        values = key[rows]
-        rows = rows[values == values.min()]
+    first, *others = keys
+    rows = np.flatnonzero(first == first.min())
+    for key in others:
         if len(rows) == 1:
             break
+        values = key[rows]
+        rows = rows[values == values.min()]
     return int(rows[0])
 
 

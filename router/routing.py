@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 from baton.actors.engine.block_hash import BlockHash, block_hashes, root_hash
 from baton.actors.engine.request import Request
 from baton.router.errors import WorkerLost
-from baton.router.fleet import Column, Pool, Roster, RoutedWorker
+from baton.router.fleet import NUM_FIGURES, Column, Pool, Roster, RoutedWorker
 from baton.router.policy import Ask, Policy
 from baton.router.prefix_index import PrefixIndex
 from baton.router.slo import SloTargets
 
 NO_TARGETS = SloTargets()
+
+NOBODY = Pool((), np.empty((NUM_FIGURES, 0)), np.empty(0))
 
 W = TypeVar("W", bound=RoutedWorker)
 W_co = TypeVar("W_co", bound=RoutedWorker, covariant=True)
@@ -166,12 +168,14 @@ class Router(Generic[W]):
         return Charge(route)
 
     def _pool(self, workers: Sequence[W], prompt: _Prompt[W], without: Collection[str] = ()) -> Pool:
+        if not workers:
+            return NOBODY
         roster = self._roster(workers)
         pool = Pool(workers, roster.figures, prompt.cached(roster))
         if not without:
             return pool
         rows = [row for row, worker in enumerate(workers) if worker.incarnation not in without]
-        return Pool([workers[row] for row in rows], pool.figures[rows], pool.cached[rows])
+        return Pool([workers[row] for row in rows], pool.figures[:, rows], pool.cached[rows])
 
     def _coldly(self, workers: Sequence[W]) -> Pool:
         """Look at the workers as if no cache held anything."""
@@ -214,11 +218,12 @@ class _Prompt(Generic[W]):
     def cached(self, roster: Roster[W]) -> Column:
         """Count the leading tokens that each worker of the roster holds."""
         sizes, slots = roster.block_sizes, self._index.slots(roster.incarnations)
-        cached = np.zeros(len(sizes))
+        cached = np.zeros(len(slots))
         for size in roster.distinct_sizes:
             if size not in self._matched:
                 self._matched[size] = self._index.match_slots(self.hashes(size))
-            cached = np.where(sizes == size, float(size) * self._matched[size][slots], cached)
+            blocks = self._matched[size][slots]
+            cached += float(size) * (blocks if len(roster.distinct_sizes) == 1 else blocks * (sizes == size))
         return cached
 
     def leg(self, pool: Pool, row: int, kv_tokens: int) -> Leg[W]:

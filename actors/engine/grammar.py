@@ -8,6 +8,7 @@ when a constrained row is to be sampled, and after the step's forward pass has b
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 MAX_GRAMMARS = 256  # compiled ones kept although nobody uses them now
 CACHE_BYTES = 256 << 20  # of masks that grammars share
+# In a printed grammar, where quotes and backslashes of strings are escaped: nothing of a schema can look like these.
+JSON_PATTERN = re.compile(r", json_string=true\)$", re.MULTILINE)
+COUNTED_CHARACTER = re.compile(r'^(\w+_characters\w* ::= \(\()\[\^\\"\\\\\\r\\n\]\)', re.MULTILINE)
 
 
 class GrammarStore:
@@ -54,7 +58,7 @@ class GrammarStore:
         with self._lock:
             if self._compiler is None:
                 self._compiler = make_compiler(self._load(), self._vocab_size)
-            grammar = self._live[text] = self._recent[text] = self._compiler.compile_structural_tag(text)
+            grammar = self._live[text] = self._recent[text] = compile_grammar(self._compiler, text)
             if len(self._recent) > MAX_GRAMMARS:
                 self._recent.popitem(last=False)
             return grammar
@@ -72,6 +76,21 @@ def make_compiler(vocabulary: Vocabulary, vocab_size: int) -> xgrammar.GrammarCo
         pieces, xgrammar.VocabType.RAW, vocab_size=vocab_size, stop_token_ids=list(vocabulary.eos_ids)
     )
     return xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=CACHE_BYTES, enable_dynamic_compilation=True)
+
+
+def compile_grammar(compiler: xgrammar.GrammarCompiler, text: str) -> xgrammar.CompiledGrammar:
+    """Compile a structural tag, whose patterns of strings are patterns of their JSON text.
+
+    The library would read them as patterns of plain text and write that between quotes unescaped. And its strings of
+    limited length may have control characters, which JSON does not allow.
+    """
+    import xgrammar
+
+    grammar = xgrammar.Grammar.from_structural_tag(text)
+    rules = str(grammar)
+    mended = JSON_PATTERN.sub(", json_string=false)", rules)
+    mended = COUNTED_CHARACTER.sub(lambda found: found[1] + r"[^\0-\x1f\"\\])", mended)
+    return compiler.compile_grammar(grammar if mended == rules else xgrammar.Grammar.from_ebnf(mended))
 
 
 class SampledIds(Protocol):
