@@ -212,9 +212,7 @@ class _Training:
                     return False
         return True
 
-    def _finish(
-        self, trainer: Trainer, head: Eagle3Head | MtpHead, target: Target, held_out: Sequence[Sample]
-    ) -> None:
+    def _finish(self, trainer: Trainer, head: Eagle3Head | MtpHead, target: Target, held_out: Sequence[Sample]) -> None:
         from baton.actors.drafter_training.acceptance import acceptance
         from baton.actors.drafter_training.export import export_head
 

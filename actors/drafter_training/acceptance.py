@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 """How many tokens a step of greedy decoding would yield with a head, from samples that were decoded greedily.
 
 A walk over each answer as the engine takes it: draft, keep the right ones, and one more. Nothing is run but the head.
@@ -34,7 +35,7 @@ def acceptance(head: DraftHead, target: Target, samples: Sequence[Sample], num_d
     for sample in samples:
         right = torch.stack([score.is_right[0] for score in scores(head, collate([sample]), target, num_drafts)])
         # At column p, drafts follow token p + 1; the first step knows the prompt and one token.
-        runs = right.long().cumprod(dim=0).sum(dim=0).tolist()
+        runs: list[int] = right.long().cumprod(dim=0).sum(dim=0).tolist()
         position, last = sample.prompt_len - 1, len(sample.tokens) - 2
         while position < last:
             num_kept = min(runs[position], last - position)

@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 """Writes a trained head in the public format: config.json, and model.safetensors in half precision."""
 
 from __future__ import annotations

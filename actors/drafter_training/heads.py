@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 """The draft heads as torch modules that can be trained. A `state_dict` is the public checkpoint but for its maps.
 
 A head reads at position t the target's features after token t and the embedding of token t + 1, and foresees token
@@ -141,7 +142,7 @@ class Eagle3Head(nn.Module):
 
 
 class MtpHead(nn.Module):
-    """One multi-token-prediction module. It shares the target's head, of which `rows` is the draft vocabulary's part."""
+    """A multi-token-prediction module. `rows` is the draft vocabulary's part of the target's head, which it shares."""
 
     def __init__(self, config: HeadConfig, rows: torch.Tensor) -> None:
         super().__init__()

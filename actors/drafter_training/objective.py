@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 """Batches of samples, and what a head is asked on them: the target's distribution after each of its own tokens."""
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 Messages = list[dict[str, str]]
 
@@ -40,8 +40,8 @@ def _messages(line: str, where: str) -> Messages:
         found = json.loads(line)
     except json.JSONDecodeError as error:
         raise BadPromptFile(f"{where} is not JSON: {error}") from error
-    fields: dict[str, Any] = found if isinstance(found, dict) else {}
-    messages = fields.get("messages")
+    fields: dict[str, Any] = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    messages: Any = fields.get("messages")
     if messages is None:
         turns = fields.get("turns") or [None]
         messages = [{"role": "user", "content": fields.get("prompt") or fields.get("question") or turns[0]}]

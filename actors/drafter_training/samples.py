@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 """What a draft head learns from: a model's own answers, with the features that it had at each token.
 
 A wave is a batch of prompts answered in lock-step by our own runner; each is one safetensors file, written whole or not
@@ -16,6 +17,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -79,7 +81,7 @@ class Collector:
         rows = tuple(self._row(i, answers[i]) for i in group)
         output = self._runner.launch(Batch(rows, tuple(admissions))).wait()
         features = self._taps.features(sum(row.num_tokens for row in rows)).to(torch.bfloat16, copy=True)
-        parts = features.split([row.num_tokens for row in rows])
+        parts = _split(features, [row.num_tokens for row in rows])
         for i, part, tokens in zip(group, parts, output.tokens, strict=True):
             answers[i].features.append(part)
             answers[i].num_computed = len(answers[i].tokens)
@@ -109,9 +111,7 @@ class _Answer:
 
 
 def _admission(slot: int, tokens: list[int], sampling: Sampling) -> Admission:
-    params = SamplingParams(
-        max_tokens=sampling.max_tokens, seed=sampling.seed + slot, temperature=sampling.temperature
-    )
+    params = SamplingParams(max_tokens=sampling.max_tokens, seed=sampling.seed + slot, temperature=sampling.temperature)
     request = Request(id=str(slot), tokens=tuple(tokens), sampling=params)
     return Admission(slot, request, request.tokens)
 
@@ -131,10 +131,14 @@ def save_wave(samples: Sequence[Sample], path: Path) -> None:
 
 def load_wave(path: Path) -> list[Sample]:
     tensors = load_file(path)
-    lengths = tensors["lengths"].tolist()
-    parts = [tensors[name].split(lengths) for name in ("tokens", "features", "hidden")]
-    prompt_lens = tensors["prompt_lens"].tolist()
-    return [Sample(t.long(), f, h, p) for t, f, h, p in zip(*parts, prompt_lens, strict=True)]
+    lengths: list[int] = tensors["lengths"].tolist()
+    prompt_lens: list[int] = tensors["prompt_lens"].tolist()
+    tokens, features, hidden = (_split(tensors[name], lengths) for name in ("tokens", "features", "hidden"))
+    return [Sample(tokens[i].long(), features[i], hidden[i], prompt_len) for i, prompt_len in enumerate(prompt_lens)]
+
+
+def _split(x: torch.Tensor, lengths: list[int]) -> list[torch.Tensor]:
+    return list(cast("tuple[torch.Tensor, ...]", x.split(lengths)))
 
 
 def collect_waves(

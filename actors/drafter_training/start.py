@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 """Heads as they start: so placed that an untrained one already says what the model's own last token would."""
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def head_config(model: ModelConfig, intermediate_size: int) -> HeadConfig:
 
 @torch.no_grad()
 def start_eagle3(config: HeadConfig, target: Target, samples: list[Sample], seed: int) -> Eagle3Head:
-    """`fc` passes the highest features on, scaled to one; the head's rows are the model's, its final norm the model's."""
+    """`fc` passes the highest features on, scaled to one; the head and its norm are the model's."""
     head = Eagle3Head(config, len(target.target_ids))
     _randomize(head, seed)
     hidden = config.hidden_size

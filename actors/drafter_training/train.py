@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 """Trains a head, step by step, from a state that can be written and read back at any step.
 
 The order of the data and the learning rate are functions of the step, so a run that was stopped and resumed ends in the
@@ -6,23 +7,26 @@ same weights as one that was not.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from baton.actors.drafter_training.heads import DraftHead
+from baton.actors.drafter_training.heads import DraftHead, Eagle3Head, MtpHead
 from baton.actors.drafter_training.objective import STEP_DECAY, Target, collate, plan_epoch, scores
 from baton.actors.drafter_training.samples import Sample
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+_EVALUATED_AT_ONCE = 8  # samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +56,9 @@ class History:
 
 
 class Trainer:
-    def __init__(self, head: nn.Module, target: Target, samples: Sequence[Sample], config: TrainConfig) -> None:
+    def __init__(
+        self, head: Eagle3Head | MtpHead, target: Target, samples: Sequence[Sample], config: TrainConfig
+    ) -> None:
         self.head = head
         self.step = 0
         self.history = History()
@@ -78,9 +84,8 @@ class Trainer:
         return self.history.train[-1]
 
     def evaluate(self, held_out: Sequence[Sample]) -> Progress:
-        right, counted, losses = evaluate(self.head, self._target, held_out, self._config.num_steps)  # pyright: ignore[reportArgumentType]
-        accuracy = tuple(float(r / c) for r, c in zip(right, counted, strict=True))
-        self.history.held_out.append(Progress(self.step, losses, accuracy))
+        loss, accuracy = evaluate(self.head, self._target, held_out, self._config.num_steps)
+        self.history.held_out.append(Progress(self.step, loss, accuracy))
         return self.history.held_out[-1]
 
     def _take_step(self) -> list[float]:
@@ -90,9 +95,8 @@ class Trainer:
         self._optimizer.zero_grad(set_to_none=True)
         loss = torch.zeros(())
         marks: list[float] = []
-        head: DraftHead = self.head  # pyright: ignore[reportAssignmentType]
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            for i, score in enumerate(scores(head, batch, self._target, self._config.num_steps)):
+            for i, score in enumerate(scores(self.head, batch, self._target, self._config.num_steps)):
                 loss = loss + STEP_DECAY**i * score.loss
                 marks.append(float(score.is_right.sum() / score.counts.sum()))
         loss.backward()
@@ -115,13 +119,13 @@ class Trainer:
     # The state on disk: weights and moments as safetensors, the rest as JSON.
 
     def save(self, folder: Path) -> None:
-        names = {parameter: name for name, parameter in self.head.named_parameters()}
+        names: dict[torch.Tensor, str] = {parameter: name for name, parameter in self.head.named_parameters()}
         tensors = {f"weight.{name}": parameter.detach() for parameter, name in names.items()}
         for parameter, state in self._optimizer.state.items():
             tensors |= {f"{moment}.{names[parameter]}": state[moment] for moment in _MOMENTS}
-        record = {"step": self.step, "history": asdict(self.history), "config": asdict(self._config)}
+        record = msgspec.json.encode(_Record(self.step, self.history)).decode()
         partial = folder / "state.partial"
-        save_file(tensors, partial, metadata={"record": json.dumps(record)})
+        save_file(tensors, partial, metadata={"record": record})
         os.replace(partial, folder / "state.safetensors")
 
     def load(self, folder: Path) -> bool:
@@ -129,11 +133,8 @@ class Trainer:
         path = folder / "state.safetensors"
         if not path.exists():
             return False
-        record, tensors = _read_record(path), load_file(path)
-        self.step = record["step"]
-        for name in ("train", "held_out"):
-            entries = [Progress(e["step"], e["loss"], tuple(e["accuracy"])) for e in record["history"][name]]
-            setattr(self.history, name, entries)
+        tensors, record = load_file(path), _read_record(path)
+        self.step, self.history = record.step, record.history
         for name, parameter in self.head.named_parameters():
             parameter.data.copy_(tensors[f"weight.{name}"])
             if f"exp_avg.{name}" in tensors:
@@ -142,29 +143,29 @@ class Trainer:
         return True
 
 
-def _read_record(path: Path) -> dict[str, object] | dict[str, int]:
-    from safetensors import safe_open
+class _Record(msgspec.Struct):
+    step: int
+    history: History
 
-    with safe_open(path, framework="pt") as file:
-        return json.loads(file.metadata()["record"])
+
+def _read_record(path: Path) -> _Record:
+    handle: Any = safe_open(path, framework="pt")
+    with handle as file:
+        return msgspec.json.decode(file.metadata()["record"], type=_Record)
 
 
 @torch.no_grad()
 def evaluate(
     head: DraftHead, target: Target, samples: Sequence[Sample], num_steps: int
-) -> tuple[list[int], list[int], float]:
-    """Per unrolled step: how many drafts were right, of how many; and the loss."""
-    right, counted, losses = [0] * num_steps, [0] * num_steps, []
-    for chunk in _chunks(samples, 8):
+) -> tuple[float, tuple[float, ...]]:
+    """The loss, and per unrolled step the share of right drafts."""
+    right, counted, losses = [0] * num_steps, [0] * num_steps, list[float]()
+    for start in range(0, len(samples), _EVALUATED_AT_ONCE):
+        batch = collate(samples[start : start + _EVALUATED_AT_ONCE])
         loss = 0.0
-        for i, score in enumerate(scores(head, collate(chunk), target, num_steps)):
+        for i, score in enumerate(scores(head, batch, target, num_steps)):
             right[i] += int(score.is_right.sum())
             counted[i] += int(score.counts.sum())
             loss += STEP_DECAY**i * float(score.loss)
         losses.append(loss)
-    return right, counted, sum(losses) / len(losses)
-
-
-def _chunks(samples: Sequence[Sample], size: int) -> Iterator[Sequence[Sample]]:
-    for start in range(0, len(samples), size):
-        yield samples[start : start + size]
+    return sum(losses) / len(losses), tuple(r / max(1, c) for r, c in zip(right, counted, strict=True))

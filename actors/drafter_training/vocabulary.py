@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 """Which tokens a head may draft: the ones its model says most (FR-Spec), and the maps to and from their true ids."""
 
 from __future__ import annotations

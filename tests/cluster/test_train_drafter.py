@@ -48,8 +48,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(model: Path, folder: Path, *options: str) -> Any:
     prompts = folder / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"question": f"tell me {i}"}) + "\n" for i in range(9)))
-    small = "--max-prompt-tokens 64 --max-new-tokens 8 --wave-size 4 --hold-every 3".split()
-    small += "--draft-vocab 64 --epochs 20 --unrolled-steps 2".split()
+    small = ["--max-prompt-tokens", "64", "--max-new-tokens", "8", "--wave-size", "4", "--hold-every", "3"]
+    small += ["--draft-vocab", "64", "--epochs", "20", "--unrolled-steps", "2"]
     command = ["train-drafter", "--model", str(model), "--prompts", str(prompts), "--out", str(folder / "out")]
     return CliRunner().invoke(app, [*command, *small, *options])
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import torch
 
-from baton.actors.engine.drafters.context import ModuleContext
 from baton.actors.engine.drafters.chain import (
     ChainDrafter,
     ChainNetwork,
@@ -21,6 +20,7 @@ from baton.actors.engine.drafters.chain import (
     read_target_ids,
     rope_of,
 )
+from baton.actors.engine.drafters.context import ModuleContext
 from baton.actors.engine.drafters.module import DraftModule
 from baton.actors.engine.loader_safetensors import SafetensorsWeights
 from baton.actors.engine.model_config import ModelConfig

@@ -31,8 +31,8 @@ def make_medusa(context: ModuleContext) -> DraftModule:
     num_heads, num_blocks = int(hf.get("medusa_num_heads", 0)), int(hf.get("medusa_num_layers", 1))
     if num_heads < context.config.max_draft_tokens:
         raise UnsupportedModelError(
-            f"speculation.max_draft_tokens is {context.config.max_draft_tokens}, but {path.name} has medusa_num_heads = "
-            f"{num_heads}, each good for one token; lower it to that"
+            f"speculation.max_draft_tokens is {context.config.max_draft_tokens}, but {path.name} has "
+            f"medusa_num_heads = {num_heads}, each good for one token; lower it to that"
         )
     weights = Weights(SafetensorsWeights(path), context.placement)
     heads = [_Head.read(weights, str(i), num_blocks, context.target) for i in range(num_heads)]

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 
-from baton.actors.engine.drafters.context import ModuleContext
 from baton.actors.engine.drafters.chain import (
     ChainDrafter,
     ChainPlaces,
@@ -21,6 +20,7 @@ from baton.actors.engine.drafters.chain import (
     read_target_ids,
     rope_of,
 )
+from baton.actors.engine.drafters.context import ModuleContext
 from baton.actors.engine.drafters.module import DraftModule
 from baton.actors.engine.loader_safetensors import SafetensorsWeights, read_hf_config
 from baton.actors.engine.model_config import HFConfig, ModelConfig, UnsupportedModelError

@@ -2,64 +2,26 @@
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import draft_heads as heads
 import pytest
 import torch
-from model_cases import load, reference_greedy
+from model_cases import reference_greedy
 from test_draft_heads import BLOCKS, Steps, context, features_of
+from tiny_samples import CONFIG, GREEDY, Tiny
 
 from baton.actors.drafter_training.acceptance import acceptance
 from baton.actors.drafter_training.export import export_head
-from baton.actors.drafter_training.heads import Eagle3Head, MtpHead, Unrolled, rope_table
-from baton.actors.drafter_training.objective import Target, collate, make_target, unroll
+from baton.actors.drafter_training.heads import Unrolled
+from baton.actors.drafter_training.objective import collate, make_target, unroll
 from baton.actors.drafter_training.prompts import BadPromptFile, split_prompts
 from baton.actors.drafter_training.samples import Collector, Sample, Sampling, collect_waves, load_wave, load_waves
-from baton.actors.drafter_training.start import head_config, start_eagle3, start_mtp
-from baton.actors.drafter_training.train import TrainConfig, Trainer
+from baton.actors.drafter_training.train import Trainer
 from baton.actors.drafter_training.vocabulary import choose_vocabulary
 from baton.actors.engine.batch import Row
 from baton.actors.engine.drafters.build import MODULES
-from baton.actors.engine.models.llama import Llama
-
-GREEDY = Sampling(max_tokens=12, temperature=0.0, seed=0)
-DRAFT_VOCAB = 60
-CONFIG = TrainConfig(epochs=4, batch_size=4, learning_rate=3e-3, num_steps=2, seed=0, warmup_steps=2)
-
-
-@dataclass
-class Tiny:
-    reference: heads.Reference
-    model: Llama
-    path: Path
-    samples: list[Sample]
-    target: Target
-
-    def head(self, kind: str) -> Eagle3Head | MtpHead:
-        config = head_config(self.model.config, 48)
-        return (
-            start_eagle3(config, self.target, self.samples, 0)
-            if kind == "eagle3"
-            else start_mtp(config, self.target, 0)
-        )
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    path = tmp_path_factory.mktemp("model")
-    reference = heads.target(tied=True)
-    reference.save_pretrained(path)
-    model = load(path, max_context=64)
-    prompts = [random.Random(seed).choices(range(3, heads.VOCAB), k=6 + seed % 5) for seed in range(16)]
-    samples = Collector(model, wave_size=16, max_len=32).collect(prompts, GREEDY)
-    vocabulary = choose_vocabulary(samples, heads.VOCAB, DRAFT_VOCAB)
-    assert vocabulary.coverage > 0.9
-    return Tiny(
-        reference, model, path, samples, make_target(model, vocabulary.target_ids, rope_table(model.config, 64))
-    )
 
 
 def test_samples_are_the_models_own_answers_with_its_features(tiny: Tiny):
