@@ -25,8 +25,8 @@ from baton.kernels.rope_store import QKNorm, TokenPlaces
 from baton.kernels.rope_store_triton import rope_and_store_triton
 from baton.kernels.sampling import LogitBias, Penalties, SamplingTensors
 from baton.kernels.sampling_triton import sample_triton
-from baton.kernels.verify_rejection_triton import rejection_ids_triton
 from baton.kernels.skinny_linear_triton import skinny_linear_add, skinny_norm_linear, skinny_norm_silu_linear
+from baton.kernels.verify_rejection_triton import rejection_ids_triton
 
 BF16 = torch.bfloat16
 SHAPE = AttentionShape(num_heads=32, num_kv_heads=8, head_dim=128, block_size=16, scale=0.1)
