@@ -192,7 +192,7 @@ def test_neighbours_that_come_and_go_change_nobodys_text() -> None:
 
 def test_drafts_are_counted_by_position() -> None:
     speculation = scripted(lambda _: 2, 4)
-    rig = Rig(speculation=speculation)
+    rig = Rig(speculation=speculation, config={"overlap": False})
     rig.submit(make_request("a", 5, max_tokens=13, ignore_eos=True))
     rig.run()
     assert speculation.counts.verified == [4, 4, 3, 3]
