@@ -17,7 +17,7 @@ from test_models import TINY, build
 Tensors = dict[str, torch.Tensor]
 HIDDEN, WIDTH, HEADS, KV_HEADS, HEAD_DIM = 64, 96, 4, 2, 16
 VOCAB = TINY["vocab_size"]
-LAYERS = 8
+LAYERS = 7
 THETA, EPS = 10_000.0, 1e-6
 DRAFT_IDS = torch.arange(3, VOCAB, 2)
 CONFIG: dict[str, Any] = {

@@ -155,7 +155,7 @@ def test_eagle3_drafts_what_plain_torch_drafts(saved: tuple[Any, Llama], tmp_pat
     tensors = heads.eagle3_tensors()
     path = heads.write(tmp_path / "head", tensors, heads.CONFIG | {"draft_vocab_size": len(heads.DRAFT_IDS)})
     module = MODULES["eagle"](context(model, "eagle", path, tmp_path / "target"))
-    assert (module.num_layers, module.taps) == (1, (1, 3, 4))
+    assert (module.num_layers, module.taps) == (1, (1, 2, 3))
     check_chain(Steps(model, module), reference, heads.plain_eagle3(tensors, reference))
 
 
@@ -164,7 +164,7 @@ def test_eagle_drafts_what_plain_torch_drafts(saved: tuple[Any, Llama], tmp_path
     tensors = heads.eagle_tensors(num_layers=2)
     path = heads.write(tmp_path / "head", tensors, heads.CONFIG | {"num_hidden_layers": 2})
     module = MODULES["eagle"](context(model, "eagle", path, tmp_path / "target"))
-    assert (module.num_layers, module.taps) == (2, (7,))
+    assert (module.num_layers, module.taps) == (2, (6,))
     check_chain(Steps(model, module), reference, heads.plain_eagle(tensors, reference, 2))
 
 
@@ -178,7 +178,7 @@ def test_mtp_of_the_models_own_checkpoint_drafts_what_plain_torch_drafts(with_he
     save_file(tensors, tmp_path / "mtp.safetensors")
     model = load(tmp_path, max_context=64)
     module = MODULES["mtp"](context(model, "mtp", None, tmp_path))
-    assert (module.num_layers, module.taps) == (1, (7,))
+    assert (module.num_layers, module.taps) == (1, (6,))
     check_chain(Steps(model, module), reference, heads.plain_mtp(tensors, reference))
 
 
@@ -205,7 +205,7 @@ def test_medusa_drafts_what_plain_torch_drafts(saved: tuple[Any, Llama], tmp_pat
     rows = [Row(0, 0, 20, text[:20], BLOCKS[0], True), Row(1, 0, 5, TEXTS[1][:5], BLOCKS[1], False)]
     drafts = steps.run(rows, [17, 5], [text[1:21], TEXTS[1][1:6]], NUM_DRAFTS)
     with torch.inference_mode():
-        h = reference.model.norm(features_of(reference, (7,), text[:17])[-1, 0])
+        h = reference.model.norm(features_of(reference, (6,), text[:17])[-1, 0])
         expected = torch.stack([heads.plain_medusa(tensors, 2, h, i) for i in range(NUM_DRAFTS)])
     torch.testing.assert_close(torch.cat(steps.logits), expected, atol=2e-3, rtol=1e-4)
     assert drafts.tolist() == [expected.argmax(dim=-1).tolist()]
