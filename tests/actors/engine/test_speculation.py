@@ -32,8 +32,7 @@ def lives(rig: Rig, ids: list[str]) -> list[Any]:
 
 
 @scripts
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("prefix_cache", [False, True])
+@pytest.mark.parametrize(("prefix_cache", "overlap"), [(True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("k", range(1, 9))
 def test_nobody_sees_the_drafts(script: NumRight, k: int, prefix_cache: bool, overlap: bool) -> None:
     requests = [
