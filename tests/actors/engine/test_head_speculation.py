@@ -163,6 +163,24 @@ def test_after_a_hand_over_as_much_is_kept_as_without(name: str, tiny: Tiny, all
     assert (decode.drafts.verified, decode.drafts.accepted) == (alone.drafts.verified, alone.drafts.accepted)
 
 
+@pytest.mark.parametrize("name", ["eagle3", "medusa"])
+def test_preemption_changes_nothing(name: str, tiny: Tiny, all_heads: dict[str, dict[str, Any]]):
+    expected = run(build(tiny.path, None), requests())
+    built = build(tiny.path, all_heads[name], num_blocks=20, headroom_blocks=0)
+    asked = requests()
+    for one in asked:
+        built.engine.submit(one)
+    said = {one.id: Said() for one in asked}
+    have_all_run = False
+    # 20 blocks hold the prompts, but not what they grow to.
+    while not have_all_run or not built.engine.num_waiting:
+        for update in built.engine.step():
+            said[update.request_id].tokens += update.tokens
+        have_all_run |= built.engine.num_running == len(asked)
+    finish(built, said)
+    assert [one.tokens for one in said.values()] == [one.tokens for one in expected]
+
+
 def test_two_ranks_keep_what_one_keeps(tiny: Tiny, all_heads: dict[str, dict[str, Any]]):
     alone = build(tiny.path, all_heads["eagle3"])
     expected = run(alone, requests())
