@@ -63,11 +63,12 @@ def make_parts(context: ModuleContext, max_step_tokens: int) -> DraftParts:
     if make is None:
         return DraftParts(context.target)
     module = make(context)
+    by_rejection = context.config.acceptance == "rejection"
     if not module.taps:
-        return DraftParts(context.target, module, DraftStage(module))
+        return DraftParts(context.target, module, DraftStage(module, keeps_guesses=by_rejection))
     assert isinstance(context.target, Llama)  # or the module would have refused it
     taps = Taps(context.target, module.taps, max_step_tokens)
-    return DraftParts(taps.model, module, DraftStage(module, taps))
+    return DraftParts(taps.model, module, DraftStage(module, taps, keeps_guesses=by_rejection))
 
 
 def make_speculation(

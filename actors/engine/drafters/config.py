@@ -19,6 +19,11 @@ class SpeculationConfig(BaseModel):
     length: Literal["cost", "fixed"] = Field(
         "cost", description="cost = as many as pay by measured acceptance and step times, none at all if none do"
     )
+    acceptance: Literal["coupled", "rejection"] = Field(
+        "coupled",
+        description="coupled = the same tokens as without speculation, seed by seed; rejection = the same distribution "
+        "only, with more of a network's drafts accepted at high temperatures",
+    )
     model: str | None = Field(
         None,
         description="weights of draft_model, eagle, medusa or mtp: a directory, a .gguf file, or package:NAME; mtp may "
@@ -30,6 +35,11 @@ class SpeculationConfig(BaseModel):
     def _has_what_it_needs(self) -> Self:
         if self.drafter in NEEDS_MODEL and self.model is None:
             raise ValueError(f"speculation.drafter = {self.drafter} needs speculation.model; set it")
+        if self.drafter in TAKES_NO_MODEL and self.acceptance == "rejection":
+            raise ValueError(
+                f"speculation.acceptance = rejection gains nothing with {self.drafter}, whose drafts have no "
+                f"probabilities; leave it coupled"
+            )
         if self.drafter in TAKES_NO_MODEL and self.model is not None:
             raise ValueError(f"speculation.drafter = {self.drafter} takes no speculation.model; remove it")
         return self
