@@ -5,7 +5,7 @@ Synchronous, without a clock of its own and without I/O: the gateway and the sim
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Generic, Protocol, TypeVar, cast
@@ -108,11 +108,22 @@ class _Weight:
         worker.refresh()
 
 
+def hash_prompt(request: Request, block_size: int) -> Sequence[BlockHash]:
+    return block_hashes(request.tokens, block_size, root_hash(request.cache_salt))
+
+
 class Router(Generic[W]):
-    def __init__(self, workers: Workers[W], index: PrefixIndex, policy: Policy) -> None:
+    def __init__(
+        self,
+        workers: Workers[W],
+        index: PrefixIndex,
+        policy: Policy,
+        hash_prompt: Callable[[Request, int], Sequence[BlockHash]] = hash_prompt,
+    ) -> None:
         self._workers = workers
         self._index = index
         self._policy = policy
+        self._hash_prompt = hash_prompt
         self._num_decisions = 0
         self._last_prompt: _Prompt[W] | None = None
         self._rosters: tuple[Roster[W], ...] = ()  # of the two pools, as they are now
@@ -192,23 +203,29 @@ class Router(Generic[W]):
         by_size: dict[int, Sequence[BlockHash]] = {}
         if last is not None and last.request.tokens is request.tokens and last.request.cache_salt == request.cache_salt:
             by_size = last.by_size
-        self._last_prompt = _Prompt(request, self._index, by_size)
+        self._last_prompt = _Prompt(request, self._index, self._hash_prompt, by_size)
         return self._last_prompt
 
 
 class _Prompt(Generic[W]):
     """One request's prompt, as block hashes and as what the workers hold of it; each made when first asked for."""
 
-    def __init__(self, request: Request, index: PrefixIndex, by_size: dict[int, Sequence[BlockHash]]) -> None:
+    def __init__(
+        self,
+        request: Request,
+        index: PrefixIndex,
+        hash_prompt: Callable[[Request, int], Sequence[BlockHash]],
+        by_size: dict[int, Sequence[BlockHash]],
+    ) -> None:
         self.request = request
         self.by_size = by_size
         self._index = index
+        self._hash_prompt = hash_prompt
         self._matched: dict[int, NDArray[np.int32]] = {}
 
     def hashes(self, block_size: int) -> Sequence[BlockHash]:
         if block_size not in self.by_size:
-            root = root_hash(self.request.cache_salt)
-            self.by_size[block_size] = block_hashes(self.request.tokens, block_size, root)
+            self.by_size[block_size] = self._hash_prompt(self.request, block_size)
         return self.by_size[block_size]
 
     def cached(self, roster: Roster[W]) -> Column:
