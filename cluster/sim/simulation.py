@@ -129,7 +129,7 @@ class Simulation:
         except Overloaded:
             self.end(request.id)
             return
-        place.listen(lambda: self._dispatch(request, outcome, place))
+        place.listen(lambda: self.loop.after(0.0, lambda: self._dispatch(request, outcome, place)))
 
     def _dispatch(self, request: Request, outcome: Outcome, place: Place) -> None:
         if place.refusal is not None:
@@ -151,6 +151,9 @@ class Simulation:
             handover = Handover(request, prefill, decode, self._setup.profile, self.loop, answer.on_first_token)
             self.loop.after(self._setup.profile.hop_s, handover.start)
         place.charged(sum(leg.uncached for leg in route.legs))
+
+    def note_output(self, num_tokens: int) -> None:
+        self._router.note_end(num_tokens)
 
     def end(self, request_id: str) -> None:
         del self.hashes[request_id]
@@ -199,6 +202,7 @@ class _Answer:
             self._outcome.is_complete = update.finish == "length"
             self._charge.release()
             self._place.leave()
+            self._simulation.note_output(self._outcome.num_tokens)
             self._simulation.end(self._id)
 
     def _take(self, num_tokens: int, cached_tokens: int) -> None:
