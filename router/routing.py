@@ -140,6 +140,7 @@ class Router(Generic[W]):
         self._num_decisions = 0
         self._output_len = EXPECTED_OUTPUT  # mean of the requests that ended lately
         self._num_ended = 0
+        self._targets = NO_TARGETS  # of the last request that was routed: those who wait are taken to be alike
         self._last_prompt: _Prompt[W] | None = None
         self._rosters: tuple[Roster[W], ...] = ()  # of the two pools, as they are now
 
@@ -157,7 +158,8 @@ class Router(Generic[W]):
         is_whole = request.prompt is not None  # what is asked of the prompt itself is computed in one place
         prefillers = self._pool(() if is_whole else self._workers.prefillers(), prompt)
         self._num_decisions += 1
-        ask = self._ask(len(request.tokens), targets, session)
+        self._targets = targets
+        ask = self._ask(len(request.tokens), session)
         choice = self._policy(ask, decoders, prefillers)
         kv_tokens = len(request.tokens) + int(ask.output_len / 2)
         if choice.prefill is None:
@@ -188,7 +190,8 @@ class Router(Generic[W]):
             self._index.predict(leg.worker.incarnation, leg.hashes)
         return Charge(route)
 
-    def _ask(self, prompt_len: int, targets: SloTargets = NO_TARGETS, session: str = "") -> Ask:
+    def _ask(self, prompt_len: int, session: str = "") -> Ask:
+        targets = self._targets
         return Ask(
             prompt_len=prompt_len,
             number=self._num_decisions,
