@@ -1,6 +1,6 @@
 # Every target works from a fresh clone: it makes .venv and installs what it needs, in the versions of constraints.txt.
 .DELETE_ON_ERROR:
-.PHONY: demo test lint bench link clean
+.PHONY: demo test test-engine test-cluster lint bench link clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -11,10 +11,18 @@ PROMPT ?=
 demo: .venv/run
 	$(BIN)/baton demo $(if $(PROMPT),--prompt "$(PROMPT)")
 
-# Ray forks: its tests must not share a process with those that have NIXL's threads in theirs.
+# Two halves at once, of one thread each; each prints when it has ended. What has NIXL's threads must not share a process
+# with Ray's tests, since Ray forks.
 test: lint
+	@echo "two halves run at once; each prints when it has ended, after five to fifteen minutes"
+	@OMP_NUM_THREADS=1 $(MAKE) --jobs=2 --output-sync=target test-engine test-cluster
+
+test-engine:
+	$(BIN)/pytest tests/actors
+
+test-cluster:
 	$(BIN)/pytest tests/cluster
-	$(BIN)/pytest --ignore=tests/cluster
+	$(BIN)/pytest --ignore=tests/actors --ignore=tests/cluster
 
 lint: .venv/dev link
 	$(BIN)/ruff format --check .

@@ -19,6 +19,9 @@ from baton.actors.config import WorkerConfig
 from baton.actors.engine.batch import Runner
 from baton.actors.engine.checkpoint import Checkpoint, build_model, open_checkpoint
 from baton.actors.engine.config import EngineConfig
+from baton.actors.engine.drafters.build import DraftParts, make_parts, make_speculation
+from baton.actors.engine.drafters.context import ModuleContext
+from baton.actors.engine.drafters.module import DraftModule
 from baton.actors.engine.engine import Engine
 from baton.actors.engine.grammar import GrammarStore
 from baton.actors.engine.kv_cache import KVSpec
@@ -27,6 +30,8 @@ from baton.actors.engine.model_reference import resolve_model
 from baton.actors.engine.models.model import Model
 from baton.actors.engine.runner import TorchRunner
 from baton.actors.engine.runner_ranks import follow
+from baton.actors.engine.runner_speculative import SpeculativeGraphRunner, SpeculativeRunner
+from baton.actors.engine.speculation import DraftCounts
 from baton.actors.engine.vocabulary import load_vocabulary
 from baton.actors.engine.weights import Placement
 from baton.actors.engine.work import MeteredRunner, ModelCost, WorkDone
@@ -56,6 +61,7 @@ class BuiltEngine:
     ranks: Ranks = field(default_factory=NoRanks)  # the caller closes them
     grammars: Grammars = field(default_factory=NoGrammars)  # and these
     work: WorkDone = field(default_factory=WorkDone)
+    drafts: DraftCounts = field(default_factory=DraftCounts)
     ceilings: Ceilings | None = None
 
 
@@ -67,6 +73,7 @@ class _Share:
     spec: KVSpec
     runner: Runner
     grammars: GrammarStore
+    module: DraftModule | None
 
 
 @torch.inference_mode()
@@ -131,16 +138,18 @@ def join_engine(
     overlap = placement.device.type == "cuda" if config.engine.overlap is None else config.engine.overlap
     num_blocks = share.kv.shape[0]
     cost, work = ModelCost.of_model(model.config, placement.dtype.itemsize, config.tensor_parallel), WorkDone()
+    speculation = make_speculation(config.engine.speculation, share.module, overlap=overlap)
     engine = Engine(
         config.engine.model_copy(update={"overlap": overlap}),
         MeteredRunner(ranks.lead(share.runner), cost, work),
         num_blocks=num_blocks,
         max_context=max_context,
         eos_token_ids=frozenset(model.config.eos_ids),
+        speculation=speculation,
     )
     layout = kv_layout(config, version, model.config, share.spec)
     grammars = WorkerGrammars(share.grammars, lambda: _compiler_seat(config, model.config))
-    return BuiltEngine(engine, share.kv, layout, num_blocks, max_context, ranks, grammars, work)
+    return BuiltEngine(engine, share.kv, layout, num_blocks, max_context, ranks, grammars, work, speculation.counts)
 
 
 def _compiler_seat(config: WorkerConfig, model: ModelConfig) -> CompilerSeat:
@@ -159,19 +168,47 @@ def _load(config: WorkerConfig, checkpoint: Checkpoint, placement: Placement) ->
 
 def _share(config: WorkerConfig, model: Model, placement: Placement, agree: Callable[[int], int]) -> _Share:
     """Allocate this rank's KV cache, as large as all ranks can have it, and make its runner."""
-    spec = KVSpec.of_model(model.config, config.engine.block_size, placement.dtype, placement.collective.world)
-    num_blocks = agree(config.engine.num_blocks or spec.num_blocks(_kv_bytes(config, placement.device)))
-    kv = spec.allocate(num_blocks, placement.device)
     max_context = config.engine.max_context or model.config.max_context
+    parts = _draft_parts(config, model, placement, max_context)
+    world = placement.collective.world
+    spec = KVSpec.of_model(model.config, config.engine.block_size, placement.dtype, world, parts.num_layers)
+    memory = _kv_bytes(config, placement.device)
+    num_blocks = agree(config.engine.num_blocks or spec.num_blocks(memory, parts.own_block_bytes))
+    kv = spec.allocate(num_blocks, placement.device)
     is_quiet = placement.collective.rank > 0
     eos_ids, vocab_size = model.config.eos_ids, model.config.vocab_size
     grammars = GrammarStore(lambda: load_vocabulary(resolve_model(config.model), eos_ids), vocab_size)
-    runner = _runner(model, kv, config.engine, max_context, grammars, is_quiet=is_quiet)
-    return _Share(kv, spec, runner, grammars)
+    runner = _runner(parts, kv, config.engine, max_context, grammars, is_quiet=is_quiet)
+    return _Share(kv, spec, runner, grammars, parts.module)
+
+
+def _draft_parts(config: WorkerConfig, model: Model, placement: Placement, max_context: int) -> DraftParts:
+    engine = config.engine
+    if engine.speculation is None:
+        return DraftParts(model)
+    context = ModuleContext(
+        config=engine.speculation,
+        target=model,
+        target_path=resolve_model(config.model),
+        placement=placement,
+        block_size=engine.block_size,
+        max_context=max_context,
+        num_slots=engine.max_num_seqs,
+        make_attention=lambda shape: _own_attention(shape, placement.device),
+    )
+    return make_parts(context, max(engine.max_step_tokens, engine.max_num_seqs))
+
+
+def _own_attention(shape: AttentionShape, device: torch.device) -> AttentionBackend:
+    if device.type == "cpu":
+        return TorchAttention(shape)
+    from baton.kernels.attention_triton import TritonAttention
+
+    return TritonAttention(shape, device, None)
 
 
 def _runner(
-    model: Model,
+    parts: DraftParts,
     kv: torch.Tensor,
     engine: EngineConfig,
     max_context: int,
@@ -179,19 +216,28 @@ def _runner(
     *,
     is_quiet: bool,
 ) -> Runner:
+    model, num_slots = parts.model, engine.max_num_seqs
     if not kv.is_cuda:
-        return TorchRunner(model, kv, num_slots=engine.max_num_seqs, make_attention=TorchAttention, grammars=grammars)
+        kind = TorchRunner if engine.speculation is None else SpeculativeRunner
+        made = kind(model, kv, num_slots=num_slots, make_attention=TorchAttention, grammars=grammars)
+        return _with_stage(made, parts, max_context)
     from baton.actors.engine.runner_graph import GraphLimits, GraphRunner
 
-    num_slots = engine.max_num_seqs
     max_blocks = min(num_slots * -(-max_context // kv.shape[3]), 4 * kv.shape[0])
     make_attention = gpu_attention(model.shapes, kv.dtype, kv.device, GraphSize(num_slots, max_blocks))
     limits = GraphLimits(num_slots, max_blocks, engine.max_step_tokens)
-    runner = GraphRunner(model, kv, limits=limits, make_attention=make_attention, grammars=grammars)
+    kind = GraphRunner if engine.speculation is None else SpeculativeGraphRunner
+    runner = kind(model, kv, limits=limits, make_attention=make_attention, grammars=grammars)
     columns = (TextColumn("capturing CUDA graphs"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, transient=True, disable=is_quiet) as progress:
         task = progress.add_task("", total=None)
         runner.capture(lambda done, total: progress.update(task, completed=done, total=total))
+    return _with_stage(runner, parts, max_context)
+
+
+def _with_stage(runner: TorchRunner, parts: DraftParts, max_context: int) -> Runner:
+    if isinstance(runner, SpeculativeRunner):
+        runner.stage, runner.max_context = parts.stage, max_context
     return runner
 
 
@@ -241,7 +287,14 @@ def kv_layout(config: WorkerConfig, version: str, model: ModelConfig, spec: KVSp
         attention_scale=model.attention_scale,
         rope="; ".join(sorted({str(layer.rope) for layer in model.layers})),
         tensor_parallel=config.tensor_parallel,
+        drafter=_drafter_version(config) if spec.num_layers > model.num_layers else "",
     )
+
+
+def _drafter_version(config: WorkerConfig) -> str:
+    speculation = config.engine.speculation
+    assert speculation is not None
+    return f"{speculation.drafter} {weights_version(resolve_model(speculation.model or config.model))}"
 
 
 def weights_version(path: Path) -> str:

@@ -66,6 +66,7 @@ class _Import:
     blocks: tuple[int, ...] = ()  # where it puts them
     is_restoring: bool = False  # all are there, and the mover makes them what they are to be
     tokens: tuple[int, ...] = ()  # what the peer sampled
+    drafts: tuple[int, ...] = ()  # and what it thinks may follow
 
 
 @dataclass(slots=True)
@@ -269,7 +270,7 @@ class DecodeRole:
 
     def _deliver(self, attempt: Attempt, result: PrefillResult) -> None:
         current = self._imports[attempt.handover]
-        current.tokens = result.tokens
+        current.tokens, current.drafts = result.tokens, result.drafts
         self._listener.on_prefilled(attempt.handover, result)
 
     def _land(self, attempt: Attempt) -> None:
@@ -294,7 +295,7 @@ class DecodeRole:
         if memory.compressed:
             num_bytes = num_bytes * memory.compressed // SLICES
         moved = Moved(current.num_blocks, num_bytes, memory.mover)
-        self._steps.post(lambda engine: engine.adopt_import(attempt.handover, current.tokens))
+        self._steps.post(lambda engine: engine.adopt_import(attempt.handover, current.tokens, current.drafts))
         self._listener.on_landed(attempt.handover, moved)
 
     def _quarantine(self, attempt: Attempt) -> None:

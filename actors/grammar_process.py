@@ -94,10 +94,12 @@ def _fork(job: Job, compiler: xgrammar.GrammarCompiler, limits: CompileLimits) -
 
 
 def _compile(job: Job, compiler: xgrammar.GrammarCompiler) -> Verdict:
+    from baton.actors.engine.grammar import compile_grammar
+
     warnings = os.memfd_create("warnings")
     os.dup2(warnings, 2)
     try:
-        compiler.compile_structural_tag(job.text)
+        compile_grammar(compiler, job.text)
     except Exception as error:  # of many types, all of them about the grammar
         if "bad_alloc" in str(error):
             raise MemoryError from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from baton.actors.faults import is_device_fault
 from baton.actors.gateway_session import GatewaySession
 from baton.actors.generation import Generation
 from baton.actors.messages import Output
@@ -26,6 +27,17 @@ class Live:
             self.fetch.cancel()
         if self.deadline is not None:
             self.deadline.cancel()
+
+
+def cut_short(request_id: str, worker_id: str, error: BaseException) -> Output:
+    """Return the last output of a request that a worker's own end ends.
+
+    What a device's fault has cut short may go on elsewhere; any other failure may be the request's own doing.
+    """
+    if is_device_fault(str(error)):
+        return Output(request_id=request_id, finish="cancelled")
+    message = f"worker {worker_id} failed: {type(error).__name__}"
+    return Output(request_id=request_id, finish="error", error=message)
 
 
 def record_spans(spans: Spans, generation: Generation, last: Output) -> None:

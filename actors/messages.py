@@ -82,6 +82,7 @@ class PrefillResult(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0
     queue_s: float = 0.0
     prefill_s: float = 0.0
+    drafts: tuple[int, ...] = ()  # what may follow the token, for decode's first step
 
 
 class ServedBy(msgspec.Struct, frozen=True, kw_only=True):

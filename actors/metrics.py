@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from baton.actors.ceilings import Ceilings
+from baton.actors.engine.speculation import DraftCounts
 from baton.actors.engine.work import WorkDone
 from baton.actors.guarded import never_fails
 from baton.actors.messages import PhaseTimes, WorkerInfo
@@ -70,10 +71,12 @@ class WorkerMetrics:
         ceilings: Ceilings | None,
         info: Callable[[], WorkerInfo],
         handovers: Mapping[str, Sized],
+        drafts: DraftCounts,
     ) -> None:
         """Say where to look when Prometheus asks."""
         state = self.state
         state.work, state.ceilings, state.info, state.handovers = work, ceilings, info, handovers
+        state.drafts = drafts
 
     @never_fails
     def on_report(self, report: StepReport) -> None:
@@ -111,6 +114,7 @@ class StateCollector(Collector):
         self.ceilings: Ceilings | None = None
         self.info: Callable[[], WorkerInfo] | None = None
         self.handovers: Mapping[str, Sized] = {}  # by side
+        self.drafts = DraftCounts()
         self._worker = worker_id
 
     def collect(self) -> Iterator[Metric]:
@@ -127,6 +131,8 @@ class StateCollector(Collector):
         yield self._counter("baton_computed_tokens", "Positions computed, by what for", tokens, "kind")
         yield self._counter("baton_model_flops", "Estimated arithmetic of one rank", {(): work.flops})
         yield self._counter("baton_model_bytes", "Estimated memory traffic of one rank", {(): work.bytes_moved})
+        yield self._drafts("baton_draft_tokens", "Drafted tokens that were verified, by place", self.drafts.verified)
+        yield self._drafts("baton_accepted_draft_tokens", "Drafted tokens that counted", self.drafts.accepted)
         if self.ceilings is not None:
             flops, moved = self.ceilings.flops_per_s, self.ceilings.bytes_per_s
             yield self._gauge("baton_device_flops_per_second", "The most the device was measured to do", {(): flops})
@@ -140,6 +146,9 @@ class StateCollector(Collector):
         yield self._gauge("baton_sequences", "Sequences by state", sequences, "state")
         waiting = {(): report.waiting_tokens}
         yield self._gauge("baton_waiting_tokens", "Uncached prompt tokens not yet computed", waiting)
+
+    def _drafts(self, name: str, text: str, counts: list[int]) -> Metric:
+        return self._counter(name, text, {(str(place),): num for place, num in enumerate(counts, 1)}, "place")
 
     def _gauge(self, name: str, text: str, values: Values, *labels: str) -> Metric:
         return self._filled(GaugeMetricFamily(name, text, labels=["worker", *labels]), values)

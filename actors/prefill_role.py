@@ -224,5 +224,6 @@ class PrefillRole:
             cached_tokens=update.cached_tokens,
             queue_s=export.started - export.opened,
             prefill_s=now - export.started,
+            drafts=update.drafts,
         )
         return msgspec.Raw(rpc.encode(result))

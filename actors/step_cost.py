@@ -1,6 +1,6 @@
-"""What an engine step costs in milliseconds, as five numbers that each worker fits to its own steps.
+"""What an engine step costs in milliseconds, as six numbers that each worker fits to its own steps.
 
-    step = constant + prefill tokens + prefill tokens x their context + decoding sequences + their KV tokens
+    step = constant + prefill tokens + prefill tokens x their context + decoding sequences + their KV tokens + drafts
 
 Pure floats: workers fit and publish it, routers predict with it, the simulator runs on it.
 """
@@ -22,19 +22,21 @@ class StepShape(NamedTuple):
     prefill_context: float = 0.0  # sum over prefill tokens of the positions that each attends to
     num_decodes: int = 0
     decode_tokens: int = 0  # KV tokens that the decoding sequences read
+    num_drafts: int = 0  # tokens verified beside the decoding sequences' own
 
     @classmethod
     def of(cls, rows: Iterable[Row]) -> StepShape:
-        prefill_tokens = num_decodes = decode_tokens = 0
+        prefill_tokens = num_decodes = decode_tokens = num_drafts = 0
         prefill_context = 0.0
         for row in rows:
-            if row.num_tokens == 1 and row.sample:
+            if row.is_decode:
                 num_decodes += 1
                 decode_tokens += row.start
+                num_drafts += row.num_drafts
             else:
                 prefill_tokens += row.num_tokens
                 prefill_context += row.num_tokens * (row.start + 0.5 * row.num_tokens)
-        return cls(prefill_tokens, prefill_context, num_decodes, decode_tokens)
+        return cls(prefill_tokens, prefill_context, num_decodes, decode_tokens, num_drafts)
 
 
 class StepCost(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -45,6 +47,7 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     prefill_context_ms: float = 9.4e-7
     decode_ms: float = 0.0125
     decode_token_ms: float = 3.3e-5
+    draft_ms: float = 0.0125  # the drafter's own work included
 
     def step_ms(self, shape: StepShape) -> float:
         return (
@@ -52,6 +55,7 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
             + self.prefill_part_ms(shape)
             + self.decode_ms * shape.num_decodes
             + self.decode_token_ms * shape.decode_tokens
+            + self.draft_ms * shape.num_drafts
         )
 
     def prefill_part_ms(self, shape: StepShape) -> float:
@@ -75,7 +79,7 @@ class StepCostFit:
 
     @property
     def cost(self) -> StepCost:
-        constant, token, context, decode, decode_token = (
+        constant, token, context, decode, decode_token, draft = (
             weight * unit for weight, unit in zip(self._weights, self._scale, strict=True)
         )
         return StepCost(
@@ -84,6 +88,7 @@ class StepCostFit:
             prefill_context_ms=context,
             decode_ms=decode,
             decode_token_ms=decode_token,
+            draft_ms=draft,
         )
 
     def add(self, shape: StepShape, step_ms: float) -> None:
@@ -113,5 +118,6 @@ TINY = 1e-200  # below this, what was known of a part has been forgotten
 
 def _units(cost: StepCost) -> list[float]:
     return [
-        cost.constant_ms, cost.prefill_token_ms, cost.prefill_context_ms, cost.decode_ms, cost.decode_token_ms
+        cost.constant_ms, cost.prefill_token_ms, cost.prefill_context_ms, cost.decode_ms, cost.decode_token_ms,
+        cost.draft_ms,
     ]  # fmt: skip

@@ -160,6 +160,8 @@ class StepLoop:
     def _report(self, updates: tuple[Update, ...], step_s: float) -> StepReport:
         engine = self._engine
         events = engine.take_events()
+        cost = self._meter.cost
+        engine.note_cost(cost)
         return StepReport(
             updates=updates,
             events=KVEvents(stored=tuple(events.stored), removed=tuple(events.removed)),
@@ -169,7 +171,7 @@ class StepLoop:
             waiting_tokens=engine.waiting_tokens,
             waiting_context=engine.waiting_context,
             prefill_share=self._meter.share.at(time.monotonic()),
-            cost=self._meter.cost,
+            cost=cost,
             step_s=step_s,
         )
 

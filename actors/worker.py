@@ -25,7 +25,7 @@ from baton.actors.engine.updates import BlockCounts, Update
 from baton.actors.gateway_session import GatewaySession, KVView
 from baton.actors.generation import Generation, Moved
 from baton.actors.grammars import CompilerLost, GrammarRefused
-from baton.actors.live import Live, record_spans
+from baton.actors.live import Live, cut_short, record_spans
 from baton.actors.messages import (
     Cancel,
     Frame,
@@ -117,7 +117,7 @@ class Worker:
         self._join_roles(mover_loop=MoverLoop(mover, self._on_completion, self._on_arrival, loop))
         self._metrics_address, self._close_metrics = self._metrics.serve(self._host, 0)
         sides = {"prefill": self._prefill, "decode": self._decode}
-        self._metrics.watch(self._built.work, self._built.ceilings, self.info, sides)
+        self._metrics.watch(self._built.work, self._built.ceilings, self.info, sides, self._built.drafts)
         self._server = rpc.make_server({
             rpc.SERVE: (self._serve_gateway, rpc.decode_to_worker),
             rpc.HANDOVER: (self._serve_peer, decode_message),
@@ -366,9 +366,9 @@ class Worker:
 
     def _on_failure(self, error: BaseException) -> None:
         """The engine or the mover is gone: tell every client, then let the process end."""
+        self._is_draining = True  # nothing more can be served
         for live in list(self._live.values()):
-            message = f"worker {self.worker_id} failed: {type(error).__name__}"
-            self._emit(live, Output(request_id=live.generation.request_id, finish="error", error=message))
+            self._emit(live, cut_short(live.generation.request_id, self.worker_id, error))
         if not self.failed.done():
             self.failed.set_exception(error)
 

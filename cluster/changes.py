@@ -27,12 +27,14 @@ class Changes:
         health: HealthConfig,
         tell_gateways: Callable[[], Awaitable[None]],
         record_death: Callable[[WorkerInfo], None],
+        judge: Callable[[WatchedWorker], None],
         now_s: Callable[[], float],
     ) -> None:
         self._launcher = launcher
         self._health = health
         self._tell_gateways = tell_gateways
         self._record_death = record_death
+        self._judge = judge
         self._now_s = now_s
         self._gone: set[str] = set()
         self._kills: dict[str, asyncio.Task[None]] = {}
@@ -43,6 +45,8 @@ class Changes:
         for worker in workers:
             if worker.change is not None and worker.change.done():
                 worker.change = None
+            if not worker.backoff.num_deaths:
+                worker.num_failures = 0
             if worker.change is None:
                 self._try_one(worker, wanted.get(worker.name), workers, now_s)
         present = {worker.name for worker in workers}
@@ -118,9 +122,11 @@ class Changes:
         worker.change = asyncio.create_task(_logged(worker.name, change))
 
     def _launch(self, worker: WatchedWorker, spec: WorkerSpec, now_s: float) -> None:
-        if (spec.num_cpus, spec.num_gpus) != (worker.spec.num_cpus, worker.spec.num_gpus):
+        before = worker.spec
+        if (spec.num_cpus, spec.num_gpus, spec.place) != (before.num_cpus, before.num_gpus, before.place):
             self._launcher.release(worker.name)
             worker.is_placed = False
+            worker.num_failures = 0
         worker.spec = spec
         if not worker.is_placed:
             self._start(worker, self._place(worker))
@@ -146,6 +152,8 @@ class Changes:
         await process.kill()
         self._note_end(worker, delay_s=None)
         worker.failure = failure
+        worker.num_failures += 1
+        self._judge(worker)
 
     async def _remove(self, worker: WatchedWorker) -> None:
         await self._retire(worker)

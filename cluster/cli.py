@@ -17,6 +17,7 @@ from baton.cluster.bench.command import BenchOptions, bench
 from baton.cluster.cli_options import takes
 from baton.cluster.errors import ClusterError
 from baton.cluster.sim.command import SimOptions, sim
+from baton.cluster.train_drafter import TrainOptions, train_drafter
 
 # What a shell reports for a command that the signal ended.
 INTERRUPTED, TERMINATED = 130, 143
@@ -108,6 +109,7 @@ def version() -> None:
 
 app.command()(takes(BenchOptions, bench))
 app.command()(takes(SimOptions, sim))
+app.command()(takes(TrainOptions, train_drafter))
 
 
 def main() -> None:

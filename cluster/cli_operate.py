@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json as jsonlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,7 +28,7 @@ messages = Console(stderr=True, highlight=False)
 
 
 def register(app: typer.Typer) -> None:
-    for command in (up, down, status, scale, drain, restart, switch, logs, profile, top):
+    for command in (up, down, status, scale, drain, restart, switch, release, plan, logs, profile, top):
         app.command()(command)
 
 
@@ -78,6 +78,10 @@ def status(
         typer.echo(jsonlib.dumps(msgspec.to_builtins(result)))
     else:
         Console(highlight=False).print(_table(result))
+        for bad in result.quarantine:
+            messages.print(
+                f"quarantine: {bad.name} on {bad.place.host}, left by {bad.worker_id}: {bad.why}", markup=False
+            )
     if not result.is_settled:
         raise typer.Exit(1)
 
@@ -129,6 +133,37 @@ def switch(
 ) -> None:
     """Give a running worker another role. Nothing is loaded again, and what runs on it goes on."""
     _change(name, address, lambda operator: operator.switch_role(worker, _role(role)), True, 60.0)
+
+
+def release(
+    place: Annotated[str, typer.Argument(help="As 'baton status' shows it.")],
+    name: Name = "baton",
+    address: Address = "auto",
+) -> None:
+    """Let workers run again where a GPU or node was put into quarantine, once it is mended."""
+    _operate(name, address, lambda operator: operator.release(place))
+
+
+def plan(name: Name = "baton", address: Address = "auto") -> None:
+    """Show how many workers the planner would let prefill and decode, and why."""
+    from baton.cluster.planning import Plan
+
+    result: Plan = _operate(name, address, lambda operator: operator.plan())
+    title = f"planner ({result.mode}): now {_split(result.now)}"
+    if result.decision is None:
+        messages.print(f"{title}; {result.idle}")
+        return
+    decision = result.decision
+    table = Table(title=f"{title}; best {_split(decision.split)}; the load needs {_split(decision.wanted)}")
+    for column in ("what", "value", "unit", "because"):
+        table.add_column(column)
+    for reason in decision.reasons:
+        table.add_row(reason.what, f"{reason.value:.3g}", reason.unit, reason.because)
+    Console(highlight=False).print(table)
+
+
+def _split(split: Sequence[int]) -> str:
+    return f"{split[0]} prefill + {split[1]} decode"
 
 
 def logs(

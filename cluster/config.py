@@ -8,7 +8,7 @@ import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, cast, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -65,6 +65,7 @@ class HealthConfig(BaseModel):
     drain_s: Annotated[float, Field(ge=0)] = 30.0  # a draining worker's requests may end; then others go on with them
     backoff_max_s: Seconds = 60.0  # a process that dies again and again is started after 0, 1, 2, 4 ... s, at most this
     stable_s: Seconds = 60.0  # one that has served for so long is forgiven its deaths
+    quarantine_after: int = Field(default=3, ge=1)  # failures in a row that speak against a worker's GPU or node
 
     @model_validator(mode="after")
     def _silence_outlasts_polls(self) -> Self:
@@ -82,6 +83,24 @@ class ControllerConfig(BaseModel):
     port: int = Field(default=0, ge=0, le=65535)  # 0 = any free port
 
 
+class PlannerConfig(BaseModel):
+    """How many workers prefill and how many decode: `baton plan` shows what the planner thinks, and why."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mode: Literal["off", "dry_run", "act"] = "dry_run"  # act: it switches roles of live workers by itself
+    interval_s: Seconds = 5.0
+    ttft_ms: Seconds = 2000.0  # targets, of the mean request
+    itl_ms: Seconds = 50.0
+    headroom: Annotated[float, Field(gt=0, le=1)] = 0.8  # share of a target, or of a worker, that is planned for
+    min_gain: Annotated[float, Field(ge=0)] = 0.1  # of a move, as a share of the busier role's load
+    settle_s: Seconds = 10.0  # between two moves
+    min_prefill: int = Field(default=1, ge=1)
+    min_decode: int = Field(default=1, ge=1)
+    max_workers: int | None = Field(default=None, ge=2)  # it may add workers up to so many, and asks Ray for nodes
+    shrink_after_s: Seconds = 600.0  # and takes one away where fewer have been enough for so long
+
+
 class WorkerSpec(BaseModel):
     """What one worker process is told at its start. Small, plain, and the same again after a restart."""
 
@@ -96,6 +115,7 @@ class WorkerSpec(BaseModel):
     logs: LogConfig = LogConfig()
     tracing: TracingConfig = TracingConfig()
     generation: int = 0  # counts the restarts that an operator asked for
+    place: int = 0  # counts the places that it had to leave because they are in quarantine
 
 
 class ClusterConfig(BaseModel):
@@ -109,6 +129,7 @@ class ClusterConfig(BaseModel):
     ray: RayConfig = RayConfig()
     health: HealthConfig = HealthConfig()
     controller: ControllerConfig = ControllerConfig()
+    planner: PlannerConfig = PlannerConfig()
     logs: LogConfig = LogConfig()
     tracing: TracingConfig = TracingConfig()
 

@@ -16,8 +16,10 @@ from baton.cluster.controller_http import ControllerServer
 from baton.cluster.controller_metrics import ControllerMetrics
 from baton.cluster.desired import Desired
 from baton.cluster.errors import OperationRefusedError
+from baton.cluster.planning import Plan, Planning
 from baton.cluster.processes import Launcher, Store
-from baton.cluster.supervisor import Clock, Listener, Supervisor
+from baton.cluster.quarantine import Quarantined
+from baton.cluster.supervisor import Clock, Listener, Supervisor, SystemClock
 from baton.cluster.watched import ProcessStatus
 
 
@@ -32,6 +34,7 @@ class ClusterStatus:
     desired: dict[Role, int]
     is_settled: bool
     processes: tuple[ProcessStatus, ...]
+    quarantine: tuple[Quarantined, ...]
 
 
 class Controller:
@@ -47,11 +50,13 @@ class Controller:
         self._config = config
         self.metrics = ControllerMetrics()
         self._on_change = on_change
+        clock = clock or SystemClock()
         self.supervisor = Supervisor(
             Desired.of(config), launcher, store=store, clock=clock, on_change=self._note_change
         )
+        self.planning = Planning(config.planner, self.supervisor, launcher, clock, self.metrics.set_plan)
         self._server = ControllerServer(config.controller, self.metrics.registry, self.status)
-        self._watch: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     # Life.
 
@@ -70,14 +75,16 @@ class Controller:
         except BaseException:
             await self._server.stop()
             raise
-        self._watch = asyncio.create_task(self.supervisor.run())
+        self._tasks.append(asyncio.create_task(self.supervisor.run()))
+        if self._config.planner.mode != "off":
+            self._tasks.append(asyncio.create_task(self.planning.run()))
         return address
 
     async def stop(self) -> None:
         """Take the cluster down. Idempotent."""
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.wait([self._watch])
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.supervisor.stop()
         await self._server.stop()
 
@@ -93,7 +100,12 @@ class Controller:
             desired={role: len(desired.of_role(role)) for role in desired.config.pools},
             is_settled=self.supervisor.is_settled(),
             processes=self.supervisor.statuses(),
+            quarantine=desired.quarantine,
         )
+
+    def plan(self) -> Plan:
+        """Say what the planner decided last."""
+        return self.planning.last
 
     def scale(self, role: Role, replicas: int) -> None:
         self.supervisor.desired = self.supervisor.desired.scaled(role, replicas)
@@ -101,6 +113,10 @@ class Controller:
     def drain(self, worker_id: str) -> None:
         """Take one worker away in order; its pool is smaller by one from now on."""
         self.supervisor.desired = self.supervisor.desired.without(worker_id)
+
+    def release(self, place: str) -> None:
+        """Let workers be put into a place that was in quarantine."""
+        self.supervisor.desired = self.supervisor.desired.released(place)
 
     def switch_role(self, worker_id: str, role: Role) -> None:
         self.supervisor.desired = self.supervisor.desired.with_role(worker_id, role)

@@ -13,7 +13,6 @@ from ray.experimental import internal_kv
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from baton.actors.logs import set_up_logs
-from baton.actors.messages import Role
 from baton.cluster.config import ClusterConfig
 from baton.cluster.controller import ClusterStatus, Controller
 from baton.cluster.errors import ClusterError
@@ -38,47 +37,32 @@ class RayStore:
         internal_kv._internal_kv_del(self._key, namespace=NAMESPACE.encode())  # pyright: ignore[reportPrivateUsage]
 
 
-class ControllerActor:
-    """Ray starts it again when it dies; the constructor then finds what the one before has stored."""
+class ControllerActor(Controller):
+    """Ray starts it again when it dies; the constructor then finds what the one before has stored.
+
+    Whatever the controller can be asked, Ray runs in the actor's event loop.
+    """
 
     def __init__(self, config: ClusterConfig, worker: WorkerBuilder, gateway: GatewayBuilder) -> None:
         set_up_logs(config.logs, controller=config.name)
         launcher = RayLauncher(config, worker=worker, gateway=gateway, detached=True)
-        self._controller = Controller(config, launcher, store=RayStore(config.name))
-        # Ray runs the constructor in the actor's event loop. Nobody calls a restarted one: it must go on by itself.
-        self._starting = asyncio.get_running_loop().create_task(self._controller.start())
+        super().__init__(config, launcher, store=RayStore(config.name))
+        # Nobody calls a restarted one: it must go on by itself.
+        self._starting = asyncio.get_running_loop().create_task(self.start())
 
-    async def status(self) -> ClusterStatus:
+    def status(self) -> ClusterStatus:
         """Raises ClusterError when the start has failed."""
         if self._starting.done():
             try:
                 self._starting.result()
             except ClusterError as error:
                 raise ClusterError(str(error)) from None  # crosses a process: an error with one argument does so whole
-        return self._controller.status()
-
-    async def scale(self, role: Role, replicas: int) -> None:
-        self._controller.scale(role, replicas)
-
-    async def drain(self, worker_id: str) -> None:
-        self._controller.drain(worker_id)
-
-    async def switch_role(self, worker_id: str, role: Role) -> None:
-        self._controller.switch_role(worker_id, role)
-
-    async def restart(self, worker_ids: list[str]) -> None:
-        self._controller.restart(worker_ids)
-
-    async def apply(self, config: ClusterConfig) -> None:
-        self._controller.apply(config)
-
-    async def profile(self, worker_id: str, seconds: float) -> bytes:
-        return await self._controller.profile(worker_id, seconds)
+        return super().status()
 
     async def stop(self) -> None:
         self._starting.cancel()
         await asyncio.wait([self._starting])
-        await self._controller.stop()
+        await super().stop()
 
 
 def controller_name(cluster: str) -> str:

@@ -8,6 +8,7 @@ from typing import get_args
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from baton.cluster.desired import Desired
+from baton.cluster.planning import Plan
 from baton.cluster.tracking import State
 from baton.cluster.watched import ProcessStatus
 
@@ -22,9 +23,34 @@ class ControllerMetrics:
         )
         self._desired = Gauge("baton_workers_desired", "Workers that are wanted", ["role"], registry=registry)
         self._ready = Gauge("baton_workers_ready", "Workers that serve", ["role"], registry=registry)
+        self._quarantined = Gauge(
+            "baton_quarantined_places", "GPUs and nodes that no worker is put on", registry=registry
+        )
+        self._workers = Gauge(
+            "baton_planner_workers",
+            "Workers by role: there, best for the load, and as the load needs",
+            ["role", "kind"],
+            registry=registry,
+        )
+        self._load = Gauge("baton_planner_load", "Workers' worth of work, forecast", ["role"], registry=registry)
+        self._moves = Counter(
+            "baton_planner_moves", "Workers that the planner has switched", ["role"], registry=registry
+        )
+        for role in ("prefill", "decode"):
+            self._moves.labels(role)
         self._num_restarts: dict[str, int] = {}
 
+    def set_plan(self, plan: Plan) -> None:
+        decision = plan.decision
+        splits = {"there": plan.now} | ({"best": decision.split, "needed": decision.wanted} if decision else {})
+        for row, role in enumerate(("prefill", "decode")):
+            for kind, split in splits.items():
+                self._workers.labels(role, kind).set(split[row])
+            self._load.labels(role).set(decision.load[row] if decision else 0)
+            self._moves.labels(role).inc(plan.num_moved[row])
+
     def set_processes(self, statuses: Sequence[ProcessStatus], desired: Desired) -> None:
+        self._quarantined.set(len(desired.quarantine))
         names = {status.name for status in statuses}
         for gone in self._num_restarts.keys() - names:  # a removed worker's series would stay for ever
             kind = "gateway" if gone.startswith("gateway") else "worker"

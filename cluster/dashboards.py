@@ -18,7 +18,8 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.common import LegendDisplayMode, LegendPlacement, StackingMode
 from grafana_foundation_sdk.models.dashboard import DataSourceRef, GridPos
 
-from baton.cluster.panels import DASHBOARDS, Panel
+from baton.cluster.panel import Panel
+from baton.cluster.panels import DASHBOARDS
 
 FOLDER = Path(__file__).parents[1] / "deploy" / "grafana"
 SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from baton.actors.messages import Role
 from baton.cluster.config import ClusterConfig, PoolConfig, WorkerSpec
 from baton.cluster.errors import OperationRefusedError
+from baton.cluster.quarantine import Quarantined
 
 
 class Desired(BaseModel):
@@ -19,6 +20,7 @@ class Desired(BaseModel):
 
     config: ClusterConfig
     workers: tuple[WorkerSpec, ...]
+    quarantine: tuple[Quarantined, ...] = ()
 
     @classmethod
     def of(cls, config: ClusterConfig) -> Self:
@@ -65,13 +67,28 @@ class Desired(BaseModel):
         for role, pool in config.pools.items():
             kept = self.of_role(role)[: pool.replicas]
             workers += [
-                config.worker_spec(spec.worker_id, role).model_copy(update={"generation": spec.generation})
+                config.worker_spec(spec.worker_id, role).model_copy(
+                    update={"generation": spec.generation, "place": spec.place}
+                )
                 for spec in kept
             ]
-        grown = Desired(config=config, workers=tuple(workers))
+        grown = self.model_copy(update={"config": config, "workers": tuple(workers)})
         for role, pool in config.pools.items():
             grown = grown.scaled(role, pool.replicas)
         return grown
+
+    def moved(self, bad: Quarantined) -> Desired:
+        """Take a place out of use; the worker that failed there gets another."""
+        moved = self._updated([bad.worker_id], lambda spec: {"place": spec.place + 1})
+        return moved.model_copy(update={"quarantine": (*self.quarantine, bad)})
+
+    def released(self, place: str) -> Desired:
+        """Let a place be used again."""
+        left = tuple(bad for bad in self.quarantine if bad.name != place)
+        if left == self.quarantine:
+            present = ", ".join(bad.name for bad in self.quarantine) or "nothing"
+            raise OperationRefusedError(f"{place!r} is not in quarantine; {present} is")
+        return self.model_copy(update={"quarantine": left})
 
     def _updated(self, worker_ids: Iterable[str], change: Callable[[WorkerSpec], dict[str, object]]) -> Desired:
         chosen = {self.worker(worker_id).worker_id for worker_id in worker_ids}
@@ -91,7 +108,7 @@ class Desired(BaseModel):
         pools: dict[Role, PoolConfig] = {
             role: pool.model_copy(update={"replicas": roles.count(role)}) for role, pool in config.pools.items()
         }
-        return Desired(config=config.model_copy(update={"pools": pools}), workers=workers)
+        return self.model_copy(update={"config": config.model_copy(update={"pools": pools}), "workers": workers})
 
 
 def _names(specs: Iterable[WorkerSpec]) -> str:

@@ -20,6 +20,7 @@ from baton.cluster.controller import ClusterStatus
 from baton.cluster.controller_actor import RayStore, find_controller, launch_controller
 from baton.cluster.errors import ClusterError, OperationRefusedError, ProcessLostError, StartError
 from baton.cluster.gateway_actor import GatewayBuilder, build_gateway
+from baton.cluster.planning import Plan
 from baton.cluster.ray_launcher import NAMESPACE
 from baton.cluster.worker_actor import WorkerBuilder, build_worker
 
@@ -102,11 +103,17 @@ class Operator:
                 raise StartError(self._name, f"not as wanted after {timeout_s:g} s: {'; '.join(late)}")
             await asyncio.sleep(POLL_S)
 
+    async def plan(self) -> Plan:
+        return await _ask(self._controller().plan.remote())
+
     async def scale(self, role: Role, replicas: int) -> None:
         await _ask(self._controller().scale.remote(role, replicas))
 
     async def drain(self, worker_id: str) -> None:
         await _ask(self._controller().drain.remote(worker_id))
+
+    async def release(self, place: str) -> None:
+        await _ask(self._controller().release.remote(place))
 
     async def restart(self, worker_ids: list[str]) -> None:
         await _ask(self._controller().restart.remote(worker_ids))

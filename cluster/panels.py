@@ -1,49 +1,12 @@
 """What the dashboards show, as data: each panel's queries with what they mean. `dashboards.py` makes Grafana's JSON.
 
-`$__rate_interval` is Grafana's. Series are explained in deploy/README.md.
+Series are explained in deploy/README.md.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
-
-R = "$__rate_interval"
-
-
-class Query(NamedTuple):
-    expr: str
-    legend: str
-
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    title: str
-    unit: str  # Grafana's name of it
-    means: str
-    queries: tuple[Query, ...]
-    stacked: bool = False
-
-
-def rates(metric: str, by: str, selector: str = "") -> Query:
-    return Query(f"sum by ({by}) (rate({metric}{selector}[{R}]))", "{{" + by + "}}")
-
-
-def quantiles(metric: str, *shares: float, selector: str = "") -> tuple[Query, ...]:
-    rate = f"sum by (le) (rate({metric}_bucket{selector}[{R}]))"
-    return tuple(Query(f"histogram_quantile({share}, {rate})", f"p{share * 100:g}") for share in shares)
-
-
-def mean(metric: str, by: str) -> Query:
-    return Query(
-        f"sum by ({by}) (rate({metric}_sum[{R}])) / sum by ({by}) (rate({metric}_count[{R}]))", "{{" + by + "}}"
-    )
-
-
-def by_role(expr: str) -> str:
-    """Give a worker's series the role that it has now."""
-    return f"({expr}) * on (worker) group_left (role) baton_worker_info"
-
+from baton.cluster.panel import Panel, Query, R, quantiles, rates
+from baton.cluster.panels_workers import CACHE, HANDOVER, WORKERS
 
 OVERVIEW = (
     Panel(
@@ -112,146 +75,6 @@ OVERVIEW = (
         "short",
         "processes that were begun anew in the last ten minutes",
         (Query("sum by (process) (increase(baton_process_restarts_total[10m]))", "{{process}}"),),
-    ),
-)
-
-WORKERS = (
-    Panel(
-        "Where the first token's time goes",
-        "s",
-        "mean of each phase, as the workers measure it; the hand-over delays the second token, not the first",
-        (mean("baton_gateway_phase_seconds", "phase"),),
-        stacked=True,
-    ),
-    Panel(
-        "Queue on the worker that prefills",
-        "s",
-        "accepted to first chunk",
-        quantiles("baton_phase_seconds", 0.5, 0.99, selector='{phase="queue"}'),
-    ),
-    Panel(
-        "Step time",
-        "s",
-        "mean of an engine's step, by worker",
-        (mean("baton_step_seconds", "worker"),),
-    ),
-    Panel(
-        "Step time, slow end",
-        "s",
-        "of all workers' steps",
-        quantiles("baton_step_seconds", 0.5, 0.99),
-    ),
-    Panel(
-        "Idle share",
-        "percentunit",
-        "of time in which the engine had nothing to compute, by worker",
-        (Query(f"1 - clamp_max(rate(baton_engine_busy_seconds_total[{R}]), 1)", "{{worker}}"),),
-    ),
-    Panel(
-        "Computed tokens",
-        "short",
-        "positions computed a second: chunks of prompts and decode steps, by role",
-        (Query(f"sum by (role, kind) ({by_role(f'rate(baton_computed_tokens_total[{R}])')})", "{{role}}: {{kind}}"),),
-    ),
-    Panel(
-        "Arithmetic in use (MFU)",
-        "percentunit",
-        "estimated FLOPs over the most that the device was measured to do",
-        (Query(f"rate(baton_model_flops_total[{R}]) / baton_device_flops_per_second", "{{worker}}"),),
-    ),
-    Panel(
-        "Bandwidth in use (MBU)",
-        "percentunit",
-        "estimated memory traffic over the most that the device was measured to copy",
-        (Query(f"rate(baton_model_bytes_total[{R}]) / baton_device_bytes_per_second", "{{worker}}"),),
-    ),
-    Panel(
-        "Sequences",
-        "short",
-        "running and waiting, by worker",
-        (Query("baton_sequences", "{{worker}} {{state}}"),),
-    ),
-    Panel(
-        "Prompt tokens to compute",
-        "short",
-        "not in the cache and not yet computed, by worker",
-        (Query("baton_waiting_tokens", "{{worker}}"),),
-    ),
-)
-
-HANDOVER = (
-    Panel("Bandwidth", "Bps", "KV bytes sent a second, by worker", (rates("baton_handover_bytes_total", "worker"),)),
-    Panel(
-        "Bandwidth of a write",
-        "Bps",
-        "while something is being written",
-        (
-            Query(
-                f"sum by (worker) (rate(baton_handover_bytes_total[{R}]))"
-                f" / sum by (worker) (rate(baton_handover_write_seconds_sum[{R}]))",
-                "{{worker}}",
-            ),
-        ),
-    ),
-    Panel("Write", "s", "one write to a peer", quantiles("baton_handover_write_seconds", 0.5, 0.99)),
-    Panel(
-        "Exposed hand-over",
-        "s",
-        "first token known to decode until all KV is there",
-        quantiles("baton_phase_seconds", 0.5, 0.99, selector='{phase="handover"}'),
-    ),
-    Panel(
-        "Under way",
-        "short",
-        "hand-overs that are not over, by side",
-        (Query("sum by (side) (baton_handovers_open)", "{{side}}"),),
-    ),
-    Panel(
-        "Given up",
-        "short",
-        "hand-overs that decode gave up a second: it prefills by itself then",
-        (rates("baton_handover_fallbacks_total", "worker"),),
-    ),
-)
-
-CACHE = (
-    Panel(
-        "Hit rate",
-        "percentunit",
-        "share of prompt tokens that need not be computed",
-        (
-            Query(
-                f"sum(rate(baton_gateway_cached_tokens_total[{R}]))"
-                f" / sum(rate(baton_gateway_prompt_tokens_total[{R}]))",
-                "all",
-            ),
-        ),
-    ),
-    Panel(
-        "Hit rate by worker",
-        "percentunit",
-        "cached over cached and computed prompt tokens, where prompts are computed",
-        (
-            Query(
-                f"sum by (worker) (rate(baton_cached_tokens_total[{R}]))"
-                f" / (sum by (worker) (rate(baton_cached_tokens_total[{R}]))"
-                f' + sum by (worker) (rate(baton_computed_tokens_total{{kind="prefill"}}[{R}])))',
-                "{{worker}}",
-            ),
-        ),
-    ),
-    Panel(
-        "Blocks",
-        "short",
-        "KV blocks of all workers by state",
-        (Query("sum by (state) (baton_blocks)", "{{state}}"),),
-        True,
-    ),
-    Panel(
-        "Held share",
-        "percentunit",
-        "blocks that sequences, imports or quarantine hold, by worker; near 1 sequences wait or are preempted",
-        (Query('baton_blocks{state="held"} / on (worker) sum by (worker) (baton_blocks)', "{{worker}}"),),
     ),
 )
 
@@ -372,6 +195,39 @@ TENANTS = (
     ),
 )
 
+PLANNER = (
+    Panel(
+        "Prefill workers",
+        "short",
+        "there, best for the present workers, and as the load needs",
+        (Query('baton_planner_workers{role="prefill"}', "{{kind}}"),),
+    ),
+    Panel(
+        "Decode workers",
+        "short",
+        "there, best for the present workers, and as the load needs",
+        (Query('baton_planner_workers{role="decode"}', "{{kind}}"),),
+    ),
+    Panel(
+        "Load",
+        "short",
+        "workers' worth of work by role, forecast",
+        (Query("baton_planner_load", "{{role}}"),),
+    ),
+    Panel(
+        "Moves",
+        "short",
+        "workers that the planner switched in the last ten minutes, by the role that they joined",
+        (Query("sum by (role) (increase(baton_planner_moves_total[10m]))", "{{role}}"),),
+    ),
+    Panel(
+        "Quarantine",
+        "short",
+        "GPUs and nodes that no worker is put on until they are released",
+        (Query("baton_quarantined_places", "places"),),
+    ),
+)
+
 DASHBOARDS = {
     "Overview": OVERVIEW,
     "Prefill and decode": WORKERS,
@@ -379,4 +235,5 @@ DASHBOARDS = {
     "Cache": CACHE,
     "Router": ROUTER,
     "Tenants": TENANTS,
+    "Planner": PLANNER,
 }

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from baton.cluster.errors import ResourcesShortError
+from baton.cluster.processes import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,15 @@ def host_of_this_node() -> str:
     import ray.util
 
     return ray.util.get_node_ip_address()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
+
+def place_of_this_process() -> Place:
+    """Return where Ray has put the actor that asks."""
+    import ray
+
+    context = ray.get_runtime_context()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    devices = context.get_accelerator_ids().get("GPU", [])  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return Place(context.get_node_id(), host_of_this_node(), tuple(devices))
 
 
 @dataclass(frozen=True, slots=True)

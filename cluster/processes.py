@@ -5,15 +5,32 @@ Every call may raise ProcessLostError. A process that has ended never comes back
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from baton.actors.engine.updates import BlockCounts
 from baton.actors.messages import Role, WorkerInfo
 from baton.cluster.config import WorkerSpec
 
+if TYPE_CHECKING:
+    from baton.router.usage import Usage
+
+
 T_co = TypeVar("T_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a process runs: a node and, if it has any, its devices there."""
+
+    node_id: str
+    host: str
+    devices: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """What an operator calls it."""
+        return "/".join([self.node_id[:8], *(f"gpu{device}" for device in self.devices)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +38,19 @@ class Life(Generic[T_co]):
     """One answer to a probe. Still starting when both `ready` and `failure` are None."""
 
     ready: T_co | None = None
-    failure: str | None = None  # why the start failed: this process will not serve any more
+    failure: str | None = None  # this process will not serve, or not any more
+    place: Place | None = None
+    pid: int | None = None
+    is_leaving: bool = False  # ends by itself, once what runs on it has ended
     busy_s: float = 0.0  # how long the step that computes now has been computing
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a gateway is told of the workers."""
+
+    workers: tuple[WorkerInfo, ...]  # that can be relied on now
+    is_decoder_coming: bool  # another that decodes: requests may wait for it
 
 
 class Process(Protocol[T_co]):
@@ -61,7 +89,26 @@ class WorkerProcess(Process[WorkerInfo], Protocol):
 class GatewayProcess(Process[str], Protocol):
     """Its `ready` is the HTTP address."""
 
-    async def set_workers(self, workers: list[WorkerInfo]) -> None: ...
+    async def set_workers(self, news: News) -> None: ...
+
+    async def is_connected(self) -> bool:
+        """Return whether it can send requests to every worker that it was told of."""
+        ...
+
+    async def usage(self) -> Usage: ...
+
+
+class Kept(Protocol):
+    """A place in quarantine: the `number`-th reservation of the worker."""
+
+    @property
+    def place(self) -> Place: ...
+
+    @property
+    def worker_id(self) -> str: ...
+
+    @property
+    def number(self) -> int: ...
 
 
 class Launcher(Protocol):
@@ -84,7 +131,19 @@ class Launcher(Protocol):
     def find_gateway(self, index: int) -> GatewayProcess | None: ...
 
     def release(self, worker_id: str) -> None:
-        """Give a dead worker's reservation back."""
+        """Give a dead worker's reservation back, unless it is kept."""
+        ...
+
+    def keep(self, places: Collection[Kept]) -> None:
+        """Keep these dead workers' reservations and nodes from all use, and give back what was kept before."""
+        ...
+
+    def request(self, specs: Sequence[WorkerSpec]) -> None:
+        """Ask for nodes that hold all of these workers, where somebody can add some."""
+        ...
+
+    def is_there(self, node_id: str) -> bool:
+        """Whether the node is part of the cluster now."""
         ...
 
     async def close(self) -> None:

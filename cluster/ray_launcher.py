@@ -13,10 +13,11 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Awaitable, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Awaitable, Collection, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import ray
+from ray.autoscaler.sdk import request_resources
 from ray.exceptions import ActorDiedError, RayActorError
 from ray.util.placement_group import (
     PlacementGroup,
@@ -30,10 +31,14 @@ from baton.actors.engine.updates import BlockCounts
 from baton.actors.messages import Role, WorkerInfo
 from baton.cluster.config import LOCAL, ClusterConfig, WorkerSpec
 from baton.cluster.errors import ProcessLostError, ResourcesShortError, StartError
-from baton.cluster.gateway_actor import GatewayActor, GatewayBuilder, build_gateway
+from baton.cluster.gateway_actor import GatewayBuilder, build_gateway, gateway_actor_class
 from baton.cluster.placement import Bundle, Node, Spread, check_fits, describe_bundles, describe_nodes
-from baton.cluster.processes import GatewayProcess, Life, WorkerProcess
+from baton.cluster.processes import GatewayProcess, Kept, Life, News, WorkerProcess
 from baton.cluster.worker_actor import WorkerActor, WorkerBuilder, build_worker
+
+if TYPE_CHECKING:
+    from baton.router.usage import Usage
+
 
 T = TypeVar("T")
 
@@ -94,8 +99,14 @@ class RayWorker(RayProcess[WorkerInfo]):
 
 
 class RayGateway(RayProcess[str]):
-    async def set_workers(self, workers: list[WorkerInfo]) -> None:
-        await self._ask(self._actor.set_workers.remote(workers))
+    async def set_workers(self, news: News) -> None:
+        await self._ask(self._actor.set_workers.remote(news))
+
+    async def usage(self) -> Usage:
+        return await self._ask(self._actor.usage.remote())
+
+    async def is_connected(self) -> bool:
+        return await self._ask(self._actor.is_connected.remote())
 
 
 class RayLauncher:
@@ -122,6 +133,9 @@ class RayLauncher:
         self._started_ray = False
         self._groups: dict[str, PlacementGroup] = {}
         self._spread = Spread()
+        self._kept: dict[str, PlacementGroup | None] = {}  # by the reservation's name; None: it is gone
+        self._bad_nodes: frozenset[str] = frozenset()
+        self._has_asked = False  # the autoscaler, for nodes
         self._actors: dict[str, Any] = {}
 
     def connect(self) -> None:
@@ -132,7 +146,7 @@ class RayLauncher:
         self.connect()
         new = [spec for spec in specs if spec.worker_id not in self._groups]
         bundles = [Bundle(spec.num_cpus, spec.num_gpus) for spec in new]
-        check_fits(bundles, _nodes())
+        check_fits(bundles, [node.resources for node in self._nodes()])
         try:
             for spec, bundle in zip(new, bundles, strict=True):
                 self._groups[spec.worker_id] = self._reserve(spec, bundle)
@@ -143,14 +157,14 @@ class RayLauncher:
             raise
 
     def _reserve(self, spec: WorkerSpec, bundle: Bundle) -> PlacementGroup:
-        alive: list[dict[str, Any]] = [node for node in ray.nodes() if node["Alive"]]
-        nodes = [Node(node["NodeID"], node["Resources"]) for node in alive]
+        others = {"ray.io/node-id": f"!in({','.join(sorted(self._bad_nodes))})"}
         return placement_group(
             [bundle.resources()],
             strategy="STRICT_PACK",  # of one bundle; Ray takes a wish for a node with no other strategy
-            name=self._group_name(spec.worker_id),
+            name=self._group_name(spec.worker_id, spec.place),
             lifetime=self._lifetime,
-            _soft_target_node_id=self._spread.choose(spec.worker_id, spec.role, bundle, nodes),
+            _soft_target_node_id=self._spread.choose(spec.worker_id, spec.role, bundle, self._nodes()),
+            bundle_label_selector=[others] if self._bad_nodes else None,  # pyright: ignore[reportArgumentType]
         )
 
     async def _until_reserved(self, groups: Sequence[PlacementGroup], bundles: Sequence[Bundle]) -> None:
@@ -159,11 +173,12 @@ class RayLauncher:
         while pending := [group for group in pending if not await asyncio.to_thread(group.wait, RESERVE_SLICE_S)]:
             if time.monotonic() > deadline:
                 free = Bundle(*(ray.available_resources().get(name, 0.0) for name in ("CPU", "GPU")))
-                raise ResourcesShortError(
-                    describe_bundles(bundles),
-                    f"{describe_nodes(_nodes())}, but {len(pending)} not placed with {free} free",
-                    "stop what holds the rest, lower a pool's replicas, or raise ray.placement_timeout_s",
-                )
+                nodes = describe_nodes([node.resources for node in self._nodes()])
+                fix = "stop what holds the rest, lower a pool's replicas, or raise ray.placement_timeout_s"
+                if self._kept:
+                    fix += f"; {len(self._kept)} are in quarantine ('baton status', 'baton release')"
+                present = f"{nodes}, but {len(pending)} not placed with {free} free"
+                raise ResourcesShortError(describe_bundles(bundles), present, fix)
 
     def launch_worker(self, spec: WorkerSpec) -> WorkerProcess:
         place = PlacementGroupSchedulingStrategy(self._groups[spec.worker_id], placement_group_bundle_index=0)
@@ -176,7 +191,7 @@ class RayLauncher:
         # Beside the command or controller that serves: its port is where the operator expects it.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         name = f"gateway-{index}"
-        actor = ray.remote(GatewayActor).options(**self._options(name, here, 0, 0))
+        actor = ray.remote(gateway_actor_class()).options(**self._options(name, here, 0, 0))
         self._actors[name] = actor.remote(self._config, index, self._build_gateway)
         return RayGateway(name, self._actors[name])
 
@@ -187,7 +202,7 @@ class RayLauncher:
 
     def find_worker(self, spec: WorkerSpec) -> WorkerProcess | None:
         try:
-            self._groups[spec.worker_id] = get_placement_group(self._group_name(spec.worker_id))
+            self._groups[spec.worker_id] = get_placement_group(self._group_name(spec.worker_id, spec.place))
         except ValueError:
             return None
         actor = self._find(spec.worker_id)
@@ -207,17 +222,46 @@ class RayLauncher:
     def _actor_name(self, name: str) -> str:
         return f"{self._config.name}/{name}"
 
-    def _group_name(self, worker_id: str) -> str:
-        return f"{self._config.name}-{worker_id}"
+    def _group_name(self, worker_id: str, place: int) -> str:
+        return f"{self._config.name}-{worker_id}.{place}"
+
+    def _nodes(self) -> list[Node]:
+        """List those that a worker may be put on."""
+        return [node for node in _alive() if node.id not in self._bad_nodes]
 
     def release(self, worker_id: str) -> None:
         self._spread.forget(worker_id)
-        if (group := self._groups.pop(worker_id, None)) is not None:
+        group = self._groups.pop(worker_id, None)
+        if group is not None and group not in self._kept.values():
             remove_placement_group(group)
+
+    def keep(self, places: Collection[Kept]) -> None:
+        """A reservation holds its GPUs. A worker without any is kept from its node altogether."""
+        names = {self._group_name(bad.worker_id, bad.number) for bad in places}
+        for name in names - self._kept.keys():
+            try:
+                self._kept[name] = get_placement_group(name)
+            except ValueError:
+                self._kept[name] = None
+        for name in self._kept.keys() - names:
+            if (group := self._kept.pop(name)) is not None:
+                remove_placement_group(group)
+        self._bad_nodes = frozenset(bad.place.node_id for bad in places if not bad.place.devices)
+
+    def request(self, specs: Sequence[WorkerSpec]) -> None:
+        """Ray's autoscaler holds what was asked for last until it is asked for something else."""
+        self._has_asked = bool(specs)
+        request_resources(bundles=[Bundle(spec.num_cpus, spec.num_gpus).resources() for spec in specs])
+
+    def is_there(self, node_id: str) -> bool:
+        return any(node.id == node_id for node in _alive())
 
     async def close(self) -> None:
         while self._actors:
             ray.kill(self._actors.popitem()[1], no_restart=True)
+        self.keep(())
+        if self._has_asked:
+            self.request(())
         for name in list(self._groups):
             self.release(name)
         if self._started_ray:
@@ -248,5 +292,6 @@ def connect(config: ClusterConfig, *, log_to_driver: bool = False) -> bool:
     return True
 
 
-def _nodes() -> list[dict[str, float]]:
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+def _alive() -> list[Node]:
+    nodes = cast("list[dict[str, Any]]", ray.nodes())
+    return [Node(node["NodeID"], node["Resources"]) for node in nodes if node["Alive"]]

@@ -25,10 +25,14 @@ class Startup(Generic[T]):
         if not self._task.done():
             return Life()
         error = self._task.exception()
-        return Life(ready=self._task.result()) if error is None else Life(failure=f"{type(error).__name__}: {error}")
+        return Life(ready=self._task.result()) if error is None else Life(failure=described(error))
 
     async def cancel(self) -> None:
         """Give up a start that has not ended; what is ready stays ready."""
         if self._task is not None and not self._task.done():
             self._task.cancel()
             await asyncio.wait([self._task])
+
+
+def described(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from baton.actors.engine.updates import BlockCounts
 from baton.actors.messages import WorkerInfo
@@ -20,8 +20,13 @@ from baton.cluster.changes import Changes
 from baton.cluster.desired import Desired
 from baton.cluster.errors import ProcessLostError, StartError
 from baton.cluster.memory import Memory
-from baton.cluster.processes import Launcher, NoStore, Store
+from baton.cluster.processes import Launcher, News, NoStore, Store
+from baton.cluster.quarantine import judged
 from baton.cluster.watched import ProcessStatus, WatchedGateway, WatchedWorker
+
+if TYPE_CHECKING:
+    from baton.router.usage import Usage
+
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +60,8 @@ class Supervisor:
         clock: Clock | None = None,
         on_change: Listener = lambda statuses: None,
     ) -> None:
-        self.desired = desired
+        self._desired = desired
+        self._wanted = asyncio.Event()  # something else than before
         self._config = desired.config  # health, router and gateways of a running cluster do not change
         self._health = desired.config.health
         self._launcher = launcher
@@ -65,7 +71,18 @@ class Supervisor:
         self._workers: list[WatchedWorker] = []
         self._gateways: list[WatchedGateway] = []
         self._reported: tuple[ProcessStatus, ...] = ()
-        self._changes = Changes(launcher, self._health, self._tell_gateways, self._record_death, self._clock.now_s)
+        self._changes = Changes(
+            launcher, self._health, self._tell_gateways, self._record_death, self._judge, self._clock.now_s
+        )
+
+    @property
+    def desired(self) -> Desired:
+        return self._desired
+
+    @desired.setter
+    def desired(self, desired: Desired) -> None:
+        self._desired = desired
+        self._wanted.set()
 
     # Life.
 
@@ -120,20 +137,34 @@ class Supervisor:
                 if process.failure is not None:
                     raise StartError(process.name, process.failure)
             waiting = [process.name for process in self._watched() if process.current is None]
-            if not waiting and all(gateway.told is not None for gateway in self._gateways):
+            if not waiting and await self._all_connected():
                 return self.addresses()[0]
             if self._clock.now_s() > deadline_s:
-                raise StartError(", ".join(waiting), f"not ready after {timeout_s:g} s; raise ray.start_timeout_s")
+                late = ", ".join(waiting) or "a gateway's stream to a worker"
+                raise StartError(late, f"not ready after {timeout_s:g} s; raise ray.start_timeout_s")
             await self._clock.sleep(self._health.poll_s)
 
     async def run(self) -> None:
         """Tick until cancelled."""
         while True:
-            await self._clock.sleep(self._health.poll_s)
+            await self._sleep()
             try:
                 await self.tick()
             except Exception:  # the root of the watch: one process's fault must not end it for the others
                 logger.exception("a round of supervision failed; the next one tries again")
+
+    async def _sleep(self) -> None:
+        """Wait for the next round, which comes at once when an operator wants something."""
+        waits = [
+            asyncio.ensure_future(self._clock.sleep(self._health.poll_s)),
+            asyncio.ensure_future(self._wanted.wait()),
+        ]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        self._wanted.clear()
 
     async def stop(self) -> None:
         """Stop the gateways (they drain), then the workers, then every process; idempotent."""
@@ -170,12 +201,25 @@ class Supervisor:
                 self._record_death(ended)
         for gateway in self._gateways:
             gateway.settle(now_s=now_s)
+        self._keep_quarantine()
         self._changes.begin(self.desired, self._workers, now_s)
         self._workers = [worker for worker in self._workers if not self._changes.has_left(worker)]
         self._launch_gateways(now_s)
         self._memory.keep(self.desired, self._workers)
         self._report()
         await asyncio.gather(self._tell_gateways(), *(self._tell_worker(worker) for worker in self._workers))
+
+    def _judge(self, worker: WatchedWorker) -> None:
+        bad = judged(worker, self._workers, self._health.quarantine_after)
+        if bad is not None and any(spec.worker_id == worker.name for spec in self.desired.workers):
+            logger.error("%s is in quarantine: %s", bad.name, bad.why)
+            self.desired = self.desired.moved(bad)
+
+    def _keep_quarantine(self) -> None:
+        for bad in self.desired.quarantine:
+            if not self._launcher.is_there(bad.place.node_id):
+                self.desired = self.desired.released(bad.name)  # or Ray would move what is kept to a good node
+        self._launcher.keep(self.desired.quarantine)
 
     def _launch_gateways(self, now_s: float) -> None:
         for gateway in self._gateways:
@@ -196,11 +240,24 @@ class Supervisor:
             await asyncio.gather(*(self._tell_gateway(gateway) for gateway in self._gateways))
 
     async def _tell_gateway(self, gateway: WatchedGateway) -> None:
-        process, news = gateway.process, self.workers()
+        process, news = gateway.process, self.news()
         if process is None or gateway.current is None or gateway.told == news:
             return
         if await self._tell(gateway.name, process.set_workers(news)) and gateway.process is process:
             gateway.told = news
+
+    async def _all_connected(self) -> bool:
+        """Return whether no gateway would have to refuse a request for want of a worker that is up."""
+        for gateway in self._gateways:
+            process = gateway.process
+            if process is None or gateway.told != self.news():
+                return False
+            try:
+                if not await asyncio.wait_for(process.is_connected(), self._health.silence_s):
+                    return False
+            except (ProcessLostError, TimeoutError):
+                return False
+        return True
 
     async def _tell_worker(self, worker: WatchedWorker) -> None:
         process = worker.process
@@ -245,20 +302,32 @@ class Supervisor:
         """Everything is as wanted: all serve, with the settings that were asked for, and all gateways know."""
         return (
             not self._changes.is_outstanding(self.desired, self._workers)
-            and all(process.current is not None for process in self._watched())
-            and all(gateway.told == self.workers() for gateway in self._gateways)
+            and all(process.current is not None and not process.has_left for process in self._watched())
+            and all(gateway.told == self.news() for gateway in self._gateways)
         )
 
     def workers(self) -> list[WorkerInfo]:
         """List the workers that can be relied on now."""
         return [worker.current for worker in self._workers if worker.current is not None and not worker.is_leaving]
 
+    def news(self) -> News:
+        decoders = {spec.worker_id for spec in self.desired.workers if spec.role != "prefill"}
+        coming = any(worker.is_coming and worker.name in decoders for worker in self._workers)
+        return News(tuple(self.workers()), coming)
+
     def addresses(self) -> list[str]:
         """List the gateways that serve now."""
-        return [gateway.current for gateway in self._gateways if gateway.current is not None]
+        return [gateway.current for gateway in self._gateways if gateway.current is not None and not gateway.has_left]
 
     def worker(self, worker_id: str) -> WatchedWorker | None:
         return next((worker for worker in self._workers if worker.name == worker_id), None)
+
+    async def usages(self) -> dict[str, Usage]:
+        """Ask every serving gateway what it has served and knows, by name; leave out who does not answer."""
+        serving = [(g.name, g.process) for g in self._gateways if g.process is not None and g.current is not None]
+        calls = (asyncio.wait_for(process.usage(), self._health.silence_s) for _, process in serving)
+        answers = zip(serving, await asyncio.gather(*calls, return_exceptions=True), strict=True)
+        return {name: answer for (name, _), answer in answers if not isinstance(answer, BaseException)}
 
     async def counts(self) -> dict[str, BlockCounts]:
         """Ask every serving worker for its block counts, by worker id; each checks their integrity first."""

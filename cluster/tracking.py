@@ -7,7 +7,7 @@ from typing import Generic, Literal, TypeVar, cast
 
 from baton.cluster.config import HealthConfig
 from baton.cluster.errors import ProcessLostError
-from baton.cluster.processes import Life, Process
+from baton.cluster.processes import Life, Place, Process
 
 T = TypeVar("T")
 P = TypeVar("P")  # a Process[T]; Python cannot say so
@@ -46,6 +46,7 @@ class Tracked(Generic[T, P]):
         self.backoff = Backoff(health)
         self._health = health
         self._life: Life[T] = Life()
+        self._place: Place | None = None
         self._seen_s = self._ready_s = now_s
         self._probe: asyncio.Future[Life[T]] | None = None
 
@@ -58,6 +59,20 @@ class Tracked(Generic[T, P]):
     def last_known(self) -> T | None:
         """What the process announced, whatever became of it; None once it is known to have ended."""
         return self._life.ready
+
+    @property
+    def place(self) -> Place | None:
+        """Where the process runs, or ran last."""
+        return self._place
+
+    @property
+    def pid(self) -> int | None:
+        return self._life.pid
+
+    @property
+    def has_left(self) -> bool:
+        """It takes nothing new any more, and ends by itself."""
+        return self._life.is_leaving
 
     @property
     def has_failed(self) -> bool:
@@ -124,10 +139,13 @@ class Tracked(Generic[T, P]):
 
     def _note_life(self, life: Life[T], now_s: float) -> None:
         self._life, self._seen_s, self.is_unheard = life, now_s, False
+        self._place = life.place or self._place
         if life.ready is not None or life.failure is not None:
             self.failure = life.failure  # until then it stays known why its predecessor ended
         if life.ready is None:
             self.state, self._ready_s = "starting", now_s
+        elif life.failure is not None:
+            self.state = "stuck"
         elif life.busy_s > self._health.stuck_s:
             self.state, self.failure = "stuck", f"computes at one step for {life.busy_s:.0f} s"
         else:

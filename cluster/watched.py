@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from baton.actors.messages import Role, WorkerInfo
 from baton.cluster.config import HealthConfig, WorkerSpec
-from baton.cluster.processes import GatewayProcess, WorkerProcess
+from baton.cluster.processes import GatewayProcess, News, WorkerProcess
 from baton.cluster.tracking import State, Tracked
+
+FEW = 3  # deaths in a row after which nobody is told to wait for a worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +31,15 @@ class WatchedWorker(Tracked[WorkerInfo, WorkerProcess]):
         super().__init__(spec.worker_id, health, now_s=now_s)
         self.spec = spec  # what its process was launched with; the role follows its switches
         self.is_placed = False
+        self.num_failures = 0  # in a row, in this place, by its own words
         self.is_leaving = False  # gets no new requests, and will be stopped
         self.change: asyncio.Task[None] | None = None  # the one change under way
         self.obituaries: set[str] = set()  # incarnations of dead peers that this worker has not acknowledged yet
+
+    @property
+    def is_coming(self) -> bool:
+        """It does not serve now, but soon will: it is replaced, or has ended and did not do so again and again."""
+        return (self.current is None or self.is_leaving) and self.backoff.num_deaths < FEW
 
     @property
     def status(self) -> ProcessStatus:
@@ -53,7 +61,7 @@ class WatchedGateway(Tracked[str, GatewayProcess]):
     def __init__(self, index: int, health: HealthConfig, *, now_s: float) -> None:
         super().__init__(f"gateway-{index}", health, now_s=now_s)
         self.index = index
-        self.told: list[WorkerInfo] | None = None  # the workers of the last acknowledged call
+        self.told: News | None = None  # with the last acknowledged call
 
     @property
     def status(self) -> ProcessStatus:
@@ -61,9 +69,10 @@ class WatchedGateway(Tracked[str, GatewayProcess]):
         return ProcessStatus(
             name=self.name,
             kind="gateway",
-            state=self.state,
+            state="draining" if self.has_left and self.state == "ready" else self.state,
             address=address,
             metrics_address=address.partition("//")[2] if address else None,
+            pid=self.pid,
             failure=self.failure,
             num_restarts=self.num_restarts,
         )

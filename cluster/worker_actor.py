@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 from baton.actors.collector import spare_startup
@@ -17,13 +18,13 @@ from baton.actors.logs import set_up_logs
 from baton.actors.messages import Role, WorkerInfo
 from baton.actors.spans import make_spans
 from baton.cluster.config import WorkerSpec
-from baton.cluster.placement import host_of_this_node
+from baton.cluster.placement import host_of_this_node, place_of_this_process
 from baton.cluster.processes import Life
-from baton.cluster.startup import Startup
+from baton.cluster.startup import Startup, described
 
 logger = logging.getLogger(__name__)
 
-LAST_WORDS_S = 0.5  # for a failed worker to tell its clients so, before its process ends
+LAST_WORDS_S = 2.0  # for a failed worker to tell the controller why, which then ends the process
 
 
 class ServingWorker(Protocol):
@@ -73,6 +74,7 @@ class WorkerActor:
         self._build = build
         self._worker: ServingWorker | None = None
         self._startup = Startup(self._start)
+        self._place = place_of_this_process()
         self._profiling = asyncio.Lock()  # torch aborts the process that begins a second profile beside the first
 
     async def _start(self) -> WorkerInfo:
@@ -91,10 +93,13 @@ class WorkerActor:
             asyncio.get_running_loop().call_later(LAST_WORDS_S, os._exit, 1)
 
     async def probe(self) -> Life[WorkerInfo]:
-        life = self._startup.probe()
+        life = replace(self._startup.probe(), place=self._place)
         if life.ready is None:
             return life
-        return Life(ready=self._ready.info(), busy_s=self._ready.busy_s)
+        failed = self._ready.failed
+        if failed.done() and not failed.cancelled() and (error := failed.exception()) is not None:
+            return replace(life, failure=described(error))
+        return replace(life, ready=self._ready.info(), busy_s=self._ready.busy_s)
 
     @property
     def _ready(self) -> ServingWorker:

@@ -69,13 +69,17 @@ class Admission:
             raise self._refusal(f"{self.num_requests} requests are waiting, the limit is {limits.max_requests}")
         if self.num_requests and self.num_tokens + num_tokens > limits.max_tokens:
             raise self._refusal(f"{self.num_tokens} prompt tokens are waiting, the limit is {limits.max_tokens}")
-        latest_s = self._latest_release_s(num_tokens, deadline_s)
-        wait_s = self.expected_wait_s(num_tokens, key, priority)
-        limit_s = MARGIN * max(latest_s, 0.0)
-        if wait_s > limit_s and not self._is_open(num_tokens):  # whoever need not wait may try: estimates grow old
-            raise self._refusal(f"a wait of {wait_s:.1f} s is expected, more than {limit_s:.1f} s is too long")
-        now = self._clock()
-        places = [Place(self, prompt_len, key, priority, now + max(latest_s, 0.0)) for prompt_len in prompt_lens]
+        bound_s = limits.max_wait_s if deadline_s is None else min(limits.max_wait_s, deadline_s)
+        if not self._is_open(num_tokens):  # whoever need not wait may try: estimates grow old
+            if deadline_s is not None:
+                service_s = max(self._service_s, self._pace.seconds(num_tokens))
+                bound_s = max(min(bound_s, deadline_s - service_s), 0.0)
+            wait_s = self.expected_wait_s(num_tokens, key, priority)
+            if wait_s > MARGIN * bound_s:
+                limit_s = f"{MARGIN * bound_s:.1f}"
+                raise self._refusal(f"a wait of {wait_s:.1f} s is expected, more than {limit_s} s is too long")
+        latest = self._clock() + bound_s
+        places = [Place(self, prompt_len, key, priority, latest) for prompt_len in prompt_lens]
         for place in places:
             self.num_requests += 1
             self.num_tokens += place.num_tokens
@@ -168,11 +172,6 @@ class Admission:
     def _is_open(self, num_tokens: int) -> bool:
         return not self._queue and self._released is None and self._has_room(num_tokens)
 
-    def _latest_release_s(self, num_tokens: int, deadline_s: float | None) -> float:
-        if deadline_s is None:
-            return self._limits.max_wait_s
-        return min(self._limits.max_wait_s, deadline_s - max(self._service_s, self._pace.seconds(num_tokens)))
-
     def _refusal(self, reason: str) -> Overloaded:
         wait_s = self._pace.seconds(self.num_tokens)
         retry_after_s = min(max(math.ceil(wait_s), 1), MAX_RETRY_AFTER_S)
@@ -188,6 +187,7 @@ class Place:
         self.key = key
         self.priority = priority
         self.latest = latest  # on the admission's clock: released after it, the request would be too late
+        self.since = admission.now()  # what its trace counts the wait from
         self.is_waiting = False
         self.is_released = False
         self.released_at = 0.0

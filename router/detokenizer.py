@@ -7,7 +7,7 @@ tokens were grouped into steps never changes the text.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 _utf8 = codecs.getincrementaldecoder("utf-8")
@@ -24,7 +24,7 @@ class Released(NamedTuple):
 class Detokenizer:
     def __init__(
         self,
-        token_bytes: Sequence[bytes],
+        token_bytes: Mapping[int, bytes],
         special_ids: Collection[int],
         *,
         stops: Sequence[str] = (),

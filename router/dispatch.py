@@ -18,7 +18,7 @@ from baton.actors.engine.request import Request, TokenLogprobs
 from baton.actors.messages import Output, Submit
 from baton.actors.spans import NoSpans, Spans
 from baton.router.admission import Admission, AdmissionLimits, Place
-from baton.router.errors import DeadlineExceeded, InvalidRequest, NoWorkers, WorkerFailed, WorkerLost
+from baton.router.errors import DeadlineExceeded, InvalidRequest, NoWorkers, Overloaded, WorkerFailed, WorkerLost
 from baton.router.membership import Membership
 from baton.router.metrics import Metrics
 from baton.router.routing import Charge, Route, Router
@@ -26,6 +26,8 @@ from baton.router.slo import Terms
 from baton.router.worker_stream import Mailbox, StreamLost, WorkerStream
 
 logger = logging.getLogger(__name__)
+
+RETRY_S = 1.0  # between two looks for a worker, while none comes or goes
 
 
 class GaveUp(StreamLost):
@@ -47,6 +49,7 @@ class Dispatcher:
         self._membership = membership
         self._router = router
         self._max_attempts = max_attempts
+        self._max_wait_s = limits.max_wait_s
         self._metrics = metrics
         self.admission = Admission(limits, router.has_room)
         metrics.watch_queue(lambda: self.admission.num_queued, lambda: self.admission.num_queued_tokens)
@@ -57,7 +60,7 @@ class Dispatcher:
 
         Each place goes to `generate`, which leaves it; the caller must leave those that it never passes on.
         """
-        reason = self._membership.why_unusable()
+        reason = self._membership.why_hopeless()
         if reason is not None:
             raise _no_workers(reason)
         lens = [len(request.tokens) for request in requests]
@@ -77,13 +80,13 @@ class Dispatcher:
         gave_up: set[str] = set()  # lives that cancelled this request by themselves
         num_lost = 0
         try:
-            await place.wait()
+            await self._turn(place)
             turn = loop.time()
             self._metrics.queued(turn - started)
-            self.spans.record("queue", request.trace, started, turn)
+            self.spans.record("queue", request.trace, place.since, turn)
             while num_lost < self._max_attempts:
                 current = progress.next_request(num_lost + len(gave_up), loop.time() - started)
-                route = self._route(current, gave_up, terms)
+                route = await self._route(current, gave_up, terms)
                 charge = self._router.charge(route)
                 place.charged(sum(leg.uncached for leg in route.legs))
                 try:
@@ -113,18 +116,38 @@ class Dispatcher:
         finally:
             place.leave()
             self.admission.note_end(place, progress.num_tokens)
+            if progress.num_tokens:
+                self._router.note_end(progress.num_tokens)
 
-    def _route(self, request: Request, gave_up: set[str], terms: Terms) -> Route[WorkerStream]:
-        started = time.perf_counter()
-        route = self._router.route(request, gave_up, targets=terms.slo, session=terms.session)
-        self._metrics.routed(time.perf_counter() - started, is_disaggregated=route.prefill is not None)
-        return route
+    async def _turn(self, place: Place) -> None:
+        try:
+            await place.wait()
+        except Overloaded:
+            reason = self._membership.why_unusable()
+            if reason is not None:  # it waited for a worker that has not come in time
+                raise _no_workers(reason) from None
+            raise
 
-    def _on_news(self, stream: WorkerStream) -> None:
+    async def _route(self, request: Request, gave_up: set[str], terms: Terms) -> Route[WorkerStream]:
+        """Choose the workers; where none is left to decode, wait for one that is coming as long as for a turn."""
+        deadline = time.monotonic() + self._max_wait_s
+        while True:
+            started = time.perf_counter()
+            try:
+                route = self._router.route(request, gave_up, targets=terms.slo, session=terms.session)
+            except WorkerLost:
+                if time.monotonic() > deadline or not self._membership.is_decoder_expected:
+                    raise
+                await self._membership.wait_change(RETRY_S)
+            else:
+                self._metrics.routed(time.perf_counter() - started, is_disaggregated=route.prefill is not None)
+                return route
+
+    def _on_news(self, stream: WorkerStream | None) -> None:
         """A worker has reported, come or gone: perhaps somebody who waits can go, or nobody can any more."""
         if not self.admission.num_queued:
             return
-        reason = self._membership.why_unusable()
+        reason = self._membership.why_hopeless()
         if reason is not None:
             self.admission.refuse_all(_no_workers(reason))
             return
@@ -133,7 +156,7 @@ class Dispatcher:
             outstanding = sum(worker.num_tokens for worker in (*decoders, *prefillers))
             has_seat = any(worker.has_seat for worker in decoders)
             self.admission.note_progress(outstanding, has_seat=has_seat)
-        if stream.has_room:
+        if stream is None or stream.has_room:
             self.admission.pump()
 
     async def _attempt(

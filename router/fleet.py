@@ -158,9 +158,9 @@ class Roster(Generic[W]):
         self.incarnations = tuple(worker.incarnation for worker in workers)
         self.block_sizes = np.array([worker.info.block_size for worker in workers])
         self.distinct_sizes = tuple({worker.info.block_size for worker in workers})
-        self.figures = np.array([worker.figures for worker in workers]).reshape(-1, NUM_FIGURES)
-        for worker, row in zip(workers, self.figures, strict=True):
-            worker.figures = row
+        self.figures = np.array([worker.figures for worker in workers]).reshape(-1, NUM_FIGURES).T.copy()
+        for worker, column in zip(workers, self.figures.T, strict=True):
+            worker.figures = column
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,68 +168,68 @@ class Pool:
     """The workers that may take one part of one request, as columns: row i is worker i."""
 
     workers: Sequence[RoutedWorker]
-    figures: NDArray[np.float64]  # as `RoutedWorker.refresh` notes them, [worker][figure]
+    figures: NDArray[np.float64]  # as `RoutedWorker.refresh` notes them, [figure][worker]
     cached: Column  # leading tokens of the prompt that each holds
 
     def __len__(self) -> int:
         return len(self.workers)
 
     def only(self, row: int) -> Pool:
-        return Pool(self.workers[row : row + 1], self.figures[row : row + 1], self.cached[row : row + 1])
+        return Pool(self.workers[row : row + 1], self.figures[:, row : row + 1], self.cached[row : row + 1])
 
     @property
     def num_requests(self) -> Column:
         """There now, running and waiting."""
-        return self.figures[:, 0]
+        return self.figures[0]
 
     @property
     def num_tokens(self) -> Column:
         """Uncached prompt tokens that each has yet to compute."""
-        return self.figures[:, 1]
+        return self.figures[1]
 
     @property
     def num_dispatched(self) -> Column:
         """Requests ever sent there: what breaks ties."""
-        return self.figures[:, 2]
+        return self.figures[2]
 
     @property
     def num_prefills(self) -> Column:
         """Own requests there that have no first token yet."""
-        return self.figures[:, 3]
+        return self.figures[3]
 
     @property
     def prefill_ms(self) -> Column:
-        return self.figures[:, 4]
+        return self.figures[4]
 
     @property
     def prefill_share(self) -> Column:
-        return self.figures[:, 5]
+        return self.figures[5]
 
     @property
     def kv_tokens(self) -> Column:
-        return self.figures[:, 6]
+        return self.figures[6]
 
     @property
     def capacity(self) -> Column:
         """KV tokens that fit."""
-        return self.figures[:, 7]
+        return self.figures[7]
 
     @property
     def step_tokens(self) -> Column:
         """Tokens that one step computes at most."""
-        return self.figures[:, 8]
+        return self.figures[8]
 
     @property
     def costs(self) -> NDArray[np.float64]:
         """Coefficients as columns [part of StepCost][worker]."""
-        return self.figures[:, 9:14].T
+        return self.figures[9:14]
 
     @property
     def num_decoding(self) -> Column:
         """Sequences that decode there now."""
-        return self.figures[:, 14]
+        return self.figures[14]
 
     @property
     def num_decodes(self) -> Column:
         """Those, and the ones that will."""
-        return self.figures[:, 15]
+        return self.figures[15]

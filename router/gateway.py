@@ -31,11 +31,13 @@ from baton.router.routing import Router
 from baton.router.service import Backend, Service
 from baton.router.tokenizer import Tokenizer
 from baton.router.tools.registry import find_dialect
+from baton.router.usage import Usage, usage
 from baton.router.worker_stream import Reconnect
 
 logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 75  # longer than clients keep theirs, or a request may meet the end of its connection
+GRACE_S = 2.0  # for a lost worker to be found again, or for the controller to say what becomes of it
 WILDCARDS = ("0.0.0.0", "::", "")
 
 
@@ -47,7 +49,8 @@ class Gateway:
         self._model_path = model_path
         self._model_name = model_name
         self._index = PrefixIndex(predicted_s=config.predicted_prefix_s)
-        self.membership = Membership(self._index, Reconnect(config.reconnect_first_s, config.reconnect_max_s))
+        reconnect = Reconnect(config.reconnect_first_s, config.reconnect_max_s)
+        self.membership = Membership(self._index, reconnect, grace_s=GRACE_S)
         self.metrics = Metrics()
         self.spans: Spans = NoSpans()  # set it before `start`
         self._tokenizer: Tokenizer | None = None
@@ -84,9 +87,16 @@ class Gateway:
         scheme = "http" if self._config.tls_cert_file is None else "https"
         return f"{scheme}://{'127.0.0.1' if host in WILDCARDS else host}:{listener.getsockname()[1]}"
 
-    async def set_workers(self, workers: Sequence[WorkerInfo]) -> None:
-        """Make `workers` all that requests may go to."""
-        await self.membership.set_workers(workers)
+    async def set_workers(self, workers: Sequence[WorkerInfo], *, is_decoder_coming: bool = False) -> None:
+        """Make `workers` all that requests may go to; where none decodes, they wait if one `is_decoder_coming`."""
+        await self.membership.set_workers(workers, is_decoder_coming=is_decoder_coming)
+
+    def usage(self) -> Usage:
+        return usage(self.metrics.registry, self.membership)
+
+    def is_connected(self) -> bool:
+        """Return whether requests can go to each of these workers: their streams open a moment after the news."""
+        return self.membership.is_connected()
 
     async def stop(self) -> None:
         """Refuse new requests, let the running ones end for `drain_s`, then close everything. Idempotent."""

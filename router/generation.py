@@ -15,12 +15,14 @@ from dataclasses import dataclass, replace
 from baton.actors.engine.request import PromptOutput, Request, TokenLogprobs
 from baton.actors.messages import Output, ServedBy
 from baton.router.admission import Place
+from baton.router.budget_forcing import STRAIGHT, Source
 from baton.router.detokenizer import Detokenizer
 from baton.router.dispatch import Dispatcher
 from baton.router.errors import Overloaded, RouterError
 from baton.router.metrics import Metrics
 from baton.router.openai_models import PromptTokensDetails, Usage
-from baton.router.parts import CallStart, Part, PartParser, PlainText, merged
+from baton.router.parts import CallStart, Part, PartParser, PlainText, join_parts, merged
+from baton.router.ranking import Candidate, Scorer, ranked
 from baton.router.slo import Terms
 from baton.router.tokenizer import Tokenizer
 
@@ -49,6 +51,7 @@ class Manner:
     make_parser: Callable[[], PartParser] = PlainText  # one for each choice
     shown_ids: frozenset[int] = frozenset()  # control tokens that are text to the parser
     tells_logprobs: bool = True
+    source: Source = STRAIGHT
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,7 @@ class Choice:
         self._parser = manner.make_parser()
         self._has_calls = False
         self._tells_logprobs = manner.tells_logprobs
+        self.source = manner.source
         self._total_logprob = 0.0
         self._text = Detokenizer(
             tokenizer.token_bytes,
@@ -172,7 +176,7 @@ class Generation:
         self._dispatcher = dispatcher
         self._metrics = metrics
         self._terms = terms
-        self._started = started
+        self._started = self.planned = started
         self.ttft_s: float | None = None
         self.failure: RouterError | None = None  # told to the client in its stream
 
@@ -196,6 +200,8 @@ class Generation:
 
     async def _admitted(self) -> AsyncGenerator[list[Delta], None]:
         places = self._dispatcher.admit([choice.request for choice in self._choices], self._terms)
+        for place in places:
+            place.since = self.planned
         try:
             if len(places) == 1:
                 async with aclosing(self._follow(self._choices[0], places[0])) as deltas:
@@ -209,15 +215,16 @@ class Generation:
             for place in places:  # of sequences that were never started
                 place.leave()
 
-    def best(self, deltas: Sequence[Delta], num_kept: int) -> list[Delta]:
-        """Keep, of each prompt's choices, the `num_kept` whose tokens the model found likeliest, best first."""
+    def best(self, deltas: Sequence[Delta], num_kept: int, scorer: Scorer) -> list[Delta]:
+        """Keep the `num_kept` best of each prompt's choices, best first."""
         if num_kept == self._num_choices:
             return list(deltas)
         indices: dict[int, int] = {}  # by the choice's own
         for first in range(0, len(self._choices), self._num_choices):
             group = self._choices[first : first + self._num_choices]
-            ranked = sorted(group, key=lambda choice: choice.mean_logprob, reverse=True)
-            indices |= {choice.index: len(indices) + i for i, choice in enumerate(ranked[:num_kept])}
+            candidates = [Candidate(_answer(choice, deltas), choice.mean_logprob) for choice in group]
+            best = ranked(candidates, scorer)[:num_kept]
+            indices |= {group[i].index: len(indices) + place for place, i in enumerate(best)}
         return [replace(delta, index=indices[delta.index]) for delta in deltas if delta.index in indices]
 
     def usage(self) -> Usage:
@@ -269,7 +276,8 @@ class Generation:
     async def _follow(self, choice: Choice, place: Place) -> AsyncGenerator[Delta, None]:
         first_s: float | None = None
         last_s: float | None = None
-        async with aclosing(self._dispatcher.generate(choice.request, place, self._terms)) as outputs:
+        source = choice.source.outputs(self._dispatcher, choice.request, place, self._terms)
+        async with aclosing(source) as outputs:
             async for output in outputs:
                 now = time.monotonic()
                 before = choice.num_tokens
@@ -297,6 +305,12 @@ class Generation:
         if choice.index % self._num_choices == 0:
             self._metrics.first_output(now - self._started, len(choice.request.tokens), choice.cached_tokens)
             self._metrics.prompt_of_key(self._terms.key, len(choice.request.tokens))
+
+
+def _answer(choice: Choice, deltas: Sequence[Delta]) -> str:
+    """Return what it says and calls, as one text."""
+    answer = join_parts(part for delta in deltas if delta.index == choice.index for part in delta.parts)
+    return answer.content + "".join(f"\n{call.name}{call.arguments}" for call in answer.calls)
 
 
 class _Offsets:

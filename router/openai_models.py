@@ -82,8 +82,10 @@ class GenerationFields(BaseModel):
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
     priority: Priority | None = None
     best_of: Annotated[int, Field(ge=1, le=128)] | None = None
+    rank_by: Literal["mean_logprob", "votes"] | None = None  # the names of ranking.py's scorers
     response_format: Any = None  # read by structured/constraint.py, and so is the next
     structured_outputs: Any = None
+    prompt_logprobs: Any = None
     user: str | None = None
     metadata: Annotated[dict[str, MetadataValue], Field(max_length=16)] | None = None
 
@@ -95,8 +97,13 @@ class GenerationFields(BaseModel):
     def _stream_options_need_a_stream(self) -> GenerationFields:
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options is only allowed with stream: true", param="stream_options")
+        if self.prompt_logprobs is not None:
+            fix = "prompt_logprobs is not supported: ask /v1/completions for echo: true with logprobs"
+            raise InvalidRequest(fix, param="prompt_logprobs")
         if self.best_of is not None and self.best_of < (self.n or 1):
             raise InvalidRequest("best_of is less than n: raise it", param="best_of")
+        if self.rank_by is not None and self.num_sampled == (self.n or 1):
+            raise InvalidRequest("rank_by needs a best_of greater than n", param="rank_by")
         if self.stream and (self.best_of or 0) > (self.n or 1):
             raise InvalidRequest(
                 "the best of several is known at the end: best_of > n needs stream: false", param="best_of"
@@ -155,6 +162,7 @@ class ChatRequest(GenerationFields):
     parallel_tool_calls: bool | None = None
     functions: Any = None
     thinking_budget: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None  # tokens between the think tags
+    thinking_waits: Annotated[int, Field(ge=0, le=8)] | None = None  # see budget_forcing.py
     chat_template_kwargs: dict[str, bool | int | float | str | None] | None = None
 
     @model_validator(mode="after")
@@ -200,7 +208,6 @@ class CompletionRequest(GenerationFields):
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     suffix: Any = None
-    prompt_logprobs: Any = None
     _pooling: Pooling | None = PrivateAttr(None)  # set by the embeddings endpoint, never from outside
 
     @classmethod
@@ -225,9 +232,6 @@ class CompletionRequest(GenerationFields):
     @model_validator(mode="after")
     def _refuse_what_is_not_served(self) -> CompletionRequest:
         refuse_if("suffix", self.suffix)
-        if self.prompt_logprobs is not None:
-            fix = "prompt_logprobs is not supported: ask for echo: true with logprobs"
-            raise InvalidRequest(fix, param="prompt_logprobs")
         if self.max_tokens == 0 and not self.echo:
             raise InvalidRequest("max_tokens is 0: ask for at least 1, or for echo: true", param="max_tokens")
         return self

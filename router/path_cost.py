@@ -13,12 +13,13 @@ from typing import NamedTuple
 import numpy as np
 
 from baton.router.fleet import Column, Pool
-from baton.router.policy import Ask, Choice, first_of
+from baton.router.policy import Ask, Choice
 
 HAND_OVER_MS = 2.0  # messages between P and D until D's first own step
 MAX_SHARE = 0.97  # of prefill that a worker's decode steps can live beside
 UNSURE = 0.15  # standard deviation of a predicted time, as a share of it
-FULL = 0.9
+FULL = 0.9  # share of its time that a worker spends in prefill, if it is there for that
+PUSH_TOKEN_MS = 0.0008  # of KV on its way, a token: an 8B model over NVLink
 TIE_MS = 0.5  # costs closer than this are equal: the workers take turns
 
 
@@ -28,7 +29,8 @@ class Weights:
 
     work: float = 3.0  # of prefill, on an idle fleet: capacity that later requests will lack; more as it gets scarce
     scarcest: float = 4.0
-    beside: float = 1.0  # of other prompts, whose chunks will share the request's decode steps
+    overtaken: float = 1.0  # of prompts that wait there and are longer: others', for all that is known
+    received: float = 3.0  # of prompts in the step that gives the second token, where the first came from a peer
     held_up: float = 0.05  # by which a running sequence is held up
     decode: float = 0.15  # of the request's own decode steps, and of others' by its being there
     miss_ms: float = 10_000.0  # what a missed target costs
@@ -42,24 +44,28 @@ class CostPolicy:
         expected = _expected(decoders)
         decode = self._decode(ask, decoders, expected)
         here = self._prefill(ask, decoders, expected)
-        alone = decode.cost + here.cost
-        row = _cheapest(alone, decoders)
-        best = alone[row]
-        choice = Choice(row, None, float(here.ttft_ms[row]))
+        row = _cheapest(decode + here.cost, decoders)
+        options = [(float(decode[row] + here.cost[row]), Choice(row, None, float(here.ttft_ms[row])))]
+        # Handed over, the second token comes with a step of the decode worker's, whatever is in it.
+        received = decode + self.weights.received * self._step_ms(decoders) + self._push_ms(ask, decoders)
         if len(prefillers):
-            apart = self._prefill(ask, prefillers, _Expected(prefillers.prefill_share, np.zeros(len(prefillers))))
-            p, d = _cheapest(apart.cost, prefillers), _cheapest(decode.cost, decoders)
-            if apart.cost[p] + decode.cost[d] + HAND_OVER_MS < best:
-                best = apart.cost[p] + decode.cost[d] + HAND_OVER_MS
-                choice = Choice(d, p, float(apart.ttft_ms[p]))
-        if len(decoders) > 1:
-            p = _cheapest(here.cost, decoders)
-            others = decode.cost.copy()
-            others[p] = np.inf
-            d = _cheapest(others, decoders)
-            if here.cost[p] + others[d] + HAND_OVER_MS < best:
-                choice = Choice(d, p, float(here.ttft_ms[p]), is_peer=True)
-        return choice
+            alone = _Expected(prefillers.prefill_share, np.zeros(len(prefillers)))
+            apart = self._prefill(ask, prefillers, alone)
+            options.append(_pair(apart, prefillers, received, decoders))
+        if len(decoders) > 1 and not ask.is_whole:
+            prefill = _cheapest(here.cost, decoders)
+            received[prefill] = np.inf  # hands over to another
+            cost, choice = _pair(here, decoders, received, decoders)
+            options.append((cost, choice._replace(is_peer=True)))
+        return min(options, key=lambda option: option[0])[1]
+
+    def _step_ms(self, pool: Pool) -> Column:
+        """Predict how long prompts hold up the next step."""
+        return np.minimum(pool.prefill_ms, pool.costs[1] * pool.step_tokens)
+
+    def _push_ms(self, ask: Ask, pool: Pool) -> Column:
+        """Predict how long the KV that each lacks is on its way, of which computing the prompt hides the most part."""
+        return HAND_OVER_MS + PUSH_TOKEN_MS * np.maximum(ask.prompt_len - pool.cached, 0.0)
 
     def _prefill(self, ask: Ask, pool: Pool, expected: _Expected) -> _Prefill:
         """Predict what prefilling on each worker takes, and costs."""
@@ -80,6 +86,7 @@ class CostPolicy:
         cost = (
             ttft_ms
             + weights.work * scarcity * own_ms
+            + weights.overtaken * (pool.prefill_ms - queue_ms)
             + np.maximum(num_running, expected.num_running) * (weights.held_up * own_ms + weights.miss_ms * harm)
             + weights.miss_ms * _above(ttft_ms - ask.ttft_ms, UNSURE * ttft_ms)
         )
@@ -92,7 +99,7 @@ class CostPolicy:
         deviation = np.sqrt(prefill_ms * own_ms + (UNSURE * decode_ms) ** 2)
         return _HeldUp(prefill_ms, ask.itl_ms * ask.output_len - decode_ms, deviation)
 
-    def _decode(self, ask: Ask, pool: Pool, expected: _Expected) -> _Decode:
+    def _decode(self, ask: Ask, pool: Pool, expected: _Expected) -> Column:
         """Predict what decoding on each worker costs: the request's own steps, and the others' being longer."""
         weights = self.weights
         constant, token, context, decode, decode_token = pool.costs
@@ -105,15 +112,11 @@ class CostPolicy:
         lost = missed + pool.num_decodes * (missed - before.missed(0.0))
         slower_ms = ask.output_len * (step_ms + (1 + pool.num_decodes) * added_ms) + after.prefill_ms
         is_full = pool.kv_tokens + ask.prompt_len + ask.output_len > pool.capacity
-        return _Decode(weights.decode * slower_ms + weights.miss_ms * (lost + is_full))
+        return weights.decode * slower_ms + weights.miss_ms * (lost + is_full)
 
 
 class _Prefill(NamedTuple):
     ttft_ms: Column
-    cost: Column
-
-
-class _Decode(NamedTuple):
     cost: Column
 
 
@@ -123,7 +126,7 @@ class _Expected(NamedTuple):
 
 
 def _expected(pool: Pool) -> _Expected:
-    """Divide the work of workers that do both: the first of them prefill, as many as that keeps busy, the others decode."""
+    """Divide the work of workers that do both: as many of them as that keeps busy prefill, the others decode."""
     share = pool.prefill_share
     num_running = pool.num_decoding
     busy = float(share.sum())
@@ -138,7 +141,7 @@ def _expected(pool: Pool) -> _Expected:
 
 
 class _HeldUp(NamedTuple):
-    """What prompts take from a sequence in its whole life, in ms: expected, allowed by its target, and how uncertain."""
+    """What prompts take from a sequence in its life, in ms: expected, allowed by its target, and how uncertain."""
 
     prefill_ms: Column
     allowed_ms: Column
@@ -154,5 +157,13 @@ def _above(excess: Column, deviation: Column) -> Column:
     return 0.5 + 0.5 * np.tanh(0.85 * excess / np.maximum(deviation, 1e-9))
 
 
+def _pair(prefill: _Prefill, prefillers: Pool, received: Column, decoders: Pool) -> tuple[float, Choice]:
+    """P's part and D's part add up, so the cheapest pair is found without trying all."""
+    row, decode = _cheapest(prefill.cost, prefillers), _cheapest(received, decoders)
+    return float(prefill.cost[row] + received[decode]), Choice(decode, row, float(prefill.ttft_ms[row]))
+
+
 def _cheapest(cost: Column, pool: Pool) -> int:
-    return first_of(cost > cost.min() + TIE_MS, pool.num_dispatched)
+    """Return the row that was given least so far among those that cost next to nothing more than the cheapest."""
+    rows = np.flatnonzero(cost <= cost.min() + TIE_MS)
+    return int(rows[pool.num_dispatched[rows].argmin()])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,10 +14,12 @@ from typing import Any
 import msgspec
 
 from baton.actors.engine.request import Request
+from baton.router.budget_forcing import GO_ON, STRAIGHT, BudgetForcing, Source
 from baton.router.errors import InvalidRequest
 from baton.router.generation import Echo, Manner
 from baton.router.openai_models import ChatRequest, CompletionRequest, Message
-from baton.router.reasoning import thinking_after
+from baton.router.ranking import SCORERS, Scorer
+from baton.router.reasoning import CLOSE, Thinking, thinking_after
 from baton.router.sampling import ModelLimits, check_prompt, choice_seed, sampling_params
 from baton.router.speech import Speech, chat_speech, completion_speech, offered_tools
 from baton.router.tokenizer import Tokenizer
@@ -40,6 +43,10 @@ class Plan:
         """Of each prompt's choices."""
         return self.body.n or 1
 
+    @property
+    def scorer(self) -> Scorer:
+        return SCORERS[self.body.rank_by or "mean_logprob"]
+
 
 async def plan_chat(body: ChatRequest, tokenizer: Tokenizer, limits: ModelLimits, deadline_s: float) -> Plan:
     tools = offered_tools(body)
@@ -52,7 +59,8 @@ async def plan_chat(body: ChatRequest, tokenizer: Tokenizer, limits: ModelLimits
     thinking = thinking_after(tokenizer.decode(tokens[-TAIL:]), tokenizer.chat_template)
     speech = await _speech(body, partial(chat_speech, body, tokenizer.dialect, thinking))
     requests = _requests(body, tokens, "messages", limits, (deadline_s, speech.grammar))
-    manner = Manner(speech.make_parser, tokenizer.ids_of(speech.markers), bool(body.logprobs))
+    source = token_source(body, thinking, tokenizer)
+    manner = Manner(speech.make_parser, tokenizer.ids_of(speech.markers), bool(body.logprobs), source)
     return Plan(body, requests, len(requests), [None] * len(requests), manner)
 
 
@@ -109,6 +117,21 @@ def _requests(
         )
         for i in range(body.num_sampled)
     ]
+
+
+def token_source(body: ChatRequest, thinking: Thinking, tokenizer: Tokenizer) -> Source:
+    """Raises InvalidRequest where thoughts cannot be made to go on."""
+    if not body.thinking_waits:
+        return STRAIGHT
+    close_id = tokenizer.id_of(CLOSE)
+    if thinking is Thinking.NONE or close_id is None:
+        raise InvalidRequest(
+            f"thinking_waits needs a model that thinks, is told to, and has a token {CLOSE}", param="thinking_waits"
+        )
+    if body.logprobs:
+        raise InvalidRequest("thinking_waits puts in words that have no logprobs: drop one", param="thinking_waits")
+    budget = math.inf if body.thinking_budget is None else body.thinking_budget
+    return BudgetForcing(body.thinking_waits, close_id, tokenizer.encode_prompt_now(GO_ON), budget)
 
 
 def for_template(message: Message) -> dict[str, Any]:

@@ -26,6 +26,7 @@ class Ask:
     prompt_len: int
     number: int = 0  # decisions of this router so far: what chance is drawn from
     session: str = ""  # requests of one session like to meet again
+    is_whole: bool = False  # the worker that decodes must compute the prompt
     output_len: float = EXPECTED_OUTPUT  # expected
     ttft_ms: float = inf  # targets
     itl_ms: float = inf
@@ -55,12 +56,13 @@ def pairwise(pick: Pick) -> Policy:
 
 def first_of(*keys: Column) -> int:
     """Return the row that is smallest by the first key, among equals by the next, and so on; then the first."""
-    rows = np.arange(len(keys[0]))
-    for key in keys:
-        values = key[rows]
-        rows = rows[values == values.min()]
+    first, *others = keys
+    rows = np.flatnonzero(first == first.min())
+    for key in others:
         if len(rows) == 1:
             break
+        values = key[rows]
+        rows = rows[values == values.min()]
     return int(rows[0])
 
 

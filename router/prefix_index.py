@@ -113,10 +113,11 @@ class PrefixIndex:
         self._predicted.expire(self._clock())
         num_bytes = self._slots.num_slots // 8 + 1
         matches = np.zeros(8 * num_bytes, dtype=np.int32)
-        open_ranges = [(0, len(hashes), self._alive)]  # these lives hold at least so many blocks, at most so many
+        # Ranges: these lives hold at least so many blocks, at most so many.
+        open_ranges = [(0, len(hashes), self._alive)] if self._alive else []
         while open_ranges:
             low, high, lives = open_ranges.pop()
-            while low < high and lives:
+            while low < high:
                 middle = (low + high) // 2
                 holders = self._holders(hashes[middle]) & lives
                 if holders == lives:
@@ -126,7 +127,9 @@ class PrefixIndex:
                     open_ranges.append((middle + 1, high, holders))
                     lives ^= holders
                 high = middle
-            if low:
+            if low and not lives & (lives - 1):
+                matches[lives.bit_length() - 1] = low
+            elif low:
                 bits = np.frombuffer(lives.to_bytes(num_bytes, "little"), dtype=np.uint8)
                 matches[np.unpackbits(bits, bitorder="little").view(np.bool_)] = low
         return matches
@@ -147,7 +150,10 @@ class PrefixIndex:
         return life.num_blocks if life else 0
 
     def _holders(self, block: bytes) -> int:
-        return self._stored.holders(block) | self._predicted.holders(block)
+        key = int.from_bytes(block[:8], "little") >> 4
+        predicted = self._predicted
+        stored = self._stored.shards[key % NUM_SHARDS].get(key, 0)
+        return stored | predicted.young.get(block, 0) | predicted.old.get(block, 0)
 
 
 class _HolderTable:
@@ -157,15 +163,15 @@ class _HolderTable:
     """
 
     def __init__(self) -> None:
-        self._shards: list[dict[int, int]] = [{} for _ in range(NUM_SHARDS)]
+        self.shards: list[dict[int, int]] = [{} for _ in range(NUM_SHARDS)]
 
     def holders(self, block: bytes) -> int:
         key = int.from_bytes(block[:8], "little") >> 4
-        return self._shards[key % NUM_SHARDS].get(key, 0)
+        return self.shards[key % NUM_SHARDS].get(key, 0)
 
     def add(self, blocks: Iterable[bytes], bit: int) -> int:
         """Return how many were new for this holder."""
-        num_new, shards = 0, self._shards
+        num_new, shards = 0, self.shards
         for block in blocks:
             key = int.from_bytes(block[:8], "little") >> 4
             shard = shards[key % NUM_SHARDS]
@@ -181,7 +187,7 @@ class _HolderTable:
 
     def remove(self, blocks: Iterable[bytes], bit: int) -> int:
         """Return how many this holder had."""
-        num_removed, shards = 0, self._shards
+        num_removed, shards = 0, self.shards
         for block in blocks:
             key = int.from_bytes(block[:8], "little") >> 4
             shard = shards[key % NUM_SHARDS]
@@ -193,7 +199,7 @@ class _HolderTable:
 
     def purge(self, shard_index: int, bits: int) -> None:
         """Take `bits` off every block of one shard."""
-        shard = self._shards[shard_index]
+        shard = self.shards[shard_index]
         for key, present in [item for item in shard.items() if item[1] & bits]:
             _put(shard, key, present & ~bits)
 
@@ -210,18 +216,15 @@ class _Predictions:
 
     def __init__(self, generation_s: float) -> None:
         self._generation_s = generation_s
-        self._young: dict[bytes, int] = {}
-        self._old: dict[bytes, int] = {}
+        self.young: dict[bytes, int] = {}
+        self.old: dict[bytes, int] = {}
         self._young_since = 0.0
-
-    def holders(self, block: bytes) -> int:
-        return self._young.get(block, 0) | self._old.get(block, 0)
 
     def add(self, blocks: Sequence[bytes], bit: int, now: float) -> None:
         self.expire(now)
-        if len(self._young) + len(blocks) > MAX_PREDICTED:
+        if len(self.young) + len(blocks) > MAX_PREDICTED:
             self._turn(now)
-        young = self._young
+        young = self.young
         for block in blocks[:MAX_PREDICTED]:
             young[block] = young.get(block, 0) | bit
 
@@ -230,10 +233,10 @@ class _Predictions:
         if age_s >= self._generation_s:
             self._turn(now)
             if age_s >= 2 * self._generation_s:
-                self._old = {}
+                self.old = {}
 
     def _turn(self, now: float) -> None:
-        self._young, self._old, self._young_since = {}, self._young, now
+        self.young, self.old, self._young_since = {}, self.young, now
 
 
 class _Slots:

@@ -112,9 +112,13 @@ def _token_routes(service: Service) -> list[Route]:
 
 def _operator_routes(service: Service, health: Health) -> list[Route]:
     async def can_serve(request: Request) -> Response:
-        reason = "this gateway is shutting down" if service.is_draining else await health.why_unusable()
+        if service.is_draining:
+            return json_response({"status": "draining"}, 503)
+        reason = await health.why_unusable()
         if reason is None:
             return json_response({"status": "ok"})
+        if service.membership.is_decoder_expected and service.membership.empty_s < service.config.max_queue_s:
+            return json_response({"status": "waiting", "reason": reason})  # a request is served, if not at once
         return json_response({"status": "unavailable", "reason": reason}, 503)
 
     async def live(request: Request) -> Response:

@@ -16,13 +16,15 @@ from numpy.typing import NDArray
 from baton.actors.engine.block_hash import BlockHash, block_hashes, root_hash
 from baton.actors.engine.request import Request
 from baton.router.errors import WorkerLost
-from baton.router.fleet import Column, Pool, Roster, RoutedWorker
+from baton.router.fleet import NUM_FIGURES, Column, Pool, Roster, RoutedWorker
 from baton.router.policy import EXPECTED_OUTPUT, Ask, Policy
 from baton.router.prefix_index import PrefixIndex
 from baton.router.slo import SloTargets
 
 NO_TARGETS = SloTargets()
 OUTPUT_SMOOTHING = 0.02
+
+NOBODY = Pool((), np.empty((NUM_FIGURES, 0)), np.empty(0))
 
 W = TypeVar("W", bound=RoutedWorker)
 W_co = TypeVar("W_co", bound=RoutedWorker, covariant=True)
@@ -159,15 +161,15 @@ class Router(Generic[W]):
         prefillers = self._pool(() if is_whole else self._workers.prefillers(), prompt)
         self._num_decisions += 1
         self._targets = targets
-        ask = self._ask(len(request.tokens), session)
+        ask = self._ask(len(request.tokens), session, is_whole=is_whole)
         choice = self._policy(ask, decoders, prefillers)
         kv_tokens = len(request.tokens) + int(ask.output_len / 2)
-        if choice.prefill is None:
-            return Route(prompt.leg(decoders, choice.decode, kv_tokens), None, choice.ttft_ms)
         decode = cast(W, decoders.workers[choice.decode])
+        source = decoders if choice.is_peer else prefillers
+        if choice.prefill is None or source.workers[choice.prefill].info.version != decode.info.version:
+            return Route(prompt.leg(decoders, choice.decode, kv_tokens), None, choice.ttft_ms)
         decode_leg = Leg(decode, prompt.hashes(decode.info.block_size), 0, kv_tokens=kv_tokens)
-        pool = decoders if choice.is_peer else prefillers
-        return Route(decode_leg, prompt.leg(pool, choice.prefill, 0), choice.ttft_ms)
+        return Route(decode_leg, prompt.leg(source, choice.prefill, 0), choice.ttft_ms)
 
     def has_room(self, num_tokens: int) -> bool:
         """Whether a prompt of so many tokens would start soon, so that it need not wait where its turn can be decided.
@@ -190,12 +192,13 @@ class Router(Generic[W]):
             self._index.predict(leg.worker.incarnation, leg.hashes)
         return Charge(route)
 
-    def _ask(self, prompt_len: int, session: str = "") -> Ask:
+    def _ask(self, prompt_len: int, session: str = "", *, is_whole: bool = False) -> Ask:
         targets = self._targets
         return Ask(
             prompt_len=prompt_len,
             number=self._num_decisions,
             session=session,
+            is_whole=is_whole,
             output_len=self._output_len,
             ttft_ms=inf if targets.ttft_s is None else 1e3 * targets.ttft_s,
             itl_ms=inf if targets.itl_s is None else 1e3 * targets.itl_s,
@@ -207,12 +210,14 @@ class Router(Generic[W]):
         self._output_len += max(OUTPUT_SMOOTHING, 1 / (1 + self._num_ended)) * (max(num_output, 1) - self._output_len)
 
     def _pool(self, workers: Sequence[W], prompt: _Prompt[W], without: Collection[str] = ()) -> Pool:
+        if not workers:
+            return NOBODY
         roster = self._roster(workers)
         pool = Pool(workers, roster.figures, prompt.cached(roster))
         if not without:
             return pool
         rows = [row for row, worker in enumerate(workers) if worker.incarnation not in without]
-        return Pool([workers[row] for row in rows], pool.figures[rows], pool.cached[rows])
+        return Pool([workers[row] for row in rows], pool.figures[:, rows], pool.cached[rows])
 
     def _coldly(self, workers: Sequence[W]) -> Pool:
         """Look at the workers as if no cache held anything."""
@@ -261,11 +266,12 @@ class _Prompt(Generic[W]):
     def cached(self, roster: Roster[W]) -> Column:
         """Count the leading tokens that each worker of the roster holds."""
         sizes, slots = roster.block_sizes, self._index.slots(roster.incarnations)
-        cached = np.zeros(len(sizes))
+        cached = np.zeros(len(slots))
         for size in roster.distinct_sizes:
             if size not in self._matched:
                 self._matched[size] = self._index.match_slots(self.hashes(size))
-            cached = np.where(sizes == size, float(size) * self._matched[size][slots], cached)
+            blocks = self._matched[size][slots]
+            cached += float(size) * (blocks if len(roster.distinct_sizes) == 1 else blocks * (sizes == size))
         return cached
 
     def leg(self, pool: Pool, row: int, kv_tokens: int) -> Leg[W]:

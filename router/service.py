@@ -96,7 +96,7 @@ class Service:
         self._reader = BodyReader(
             max_bytes=config.max_body_bytes,
             max_held_bytes=config.max_held_body_bytes,
-            longest_token=max(map(len, tokenizer.token_bytes)),
+            longest_token=max(map(len, tokenizer.token_bytes.values())),
             lane=tokenizer.lane,
         )
         self._slo = SloClasses(config.slo)
@@ -110,7 +110,7 @@ class Service:
     def limits(self) -> ModelLimits:
         """Return what every decode worker can hold. Raises NoWorkers."""
         context = self.membership.max_context()
-        reason = "this gateway is shutting down" if self.is_draining else self.membership.why_unusable()
+        reason = "this gateway is shutting down" if self.is_draining else self.membership.why_hopeless()
         if reason is not None or context is None:
             raise NoWorkers(f"{reason}: try again shortly", retry_after_s=1)
         return ModelLimits(self.tokenizer.vocab_size, context, self._defaults)
@@ -182,21 +182,25 @@ class Service:
 
     def _generation(self, plan: Plan, call: Call) -> Generation:
         stops, trace = plan.body.stop or [], call.span.context
-        self._spans.record("plan", trace, call.started, time.monotonic())
+        planned = time.monotonic()
+        self._spans.record("plan", trace, call.started, planned)
         choices = [
             Choice(i, _traced(request, trace), stops, self.tokenizer, echo, plan.manner)
             for i, (request, echo) in enumerate(zip(plan.requests, plan.echo, strict=True))
         ]
-        return Generation(
+        generation = Generation(
             choices, plan.num_choices, self._dispatcher, self.metrics, terms=call.terms, started=call.started
         )
+        generation.planned = planned
+        return generation
 
     async def _body(self, call: Call, generation: Generation, writer: Writer, plan: Plan) -> bytes:
         deltas: list[Delta] = []
         async with aclosing(generation.deltas()) as batches:
             async for batch in batches:
                 deltas += batch
-        return writer.body(generation.best(deltas, plan.num_kept), generation.usage(), _trace(call, generation))
+        best = generation.best(deltas, plan.num_kept, plan.scorer)
+        return writer.body(best, generation.usage(), _trace(call, generation))
 
     async def _events(self, call: Call, generation: Generation, writer: StreamWriter) -> AsyncGenerator[Events, None]:
         """Yield events. An error before the first is raised; one after it is told in the last event."""

@@ -60,7 +60,7 @@ class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[WorkerStatus, ...]  # that can be sent to
 
 
-class _Totals:
+class Totals:
     """The counters at one moment, summed over their labels."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -82,10 +82,10 @@ class Sampler:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._moments: deque[_Totals] = deque([_Totals(service.metrics.registry)], maxlen=WINDOW)
+        self._moments: deque[Totals] = deque([Totals(service.metrics.registry)], maxlen=WINDOW)
 
     def sample(self) -> GatewayStatus:
-        first, now = self._moments[0], _Totals(self._service.metrics.registry)
+        first, now = self._moments[0], Totals(self._service.metrics.registry)
         self._moments.append(now)
         seconds = max(now.at_s - first.at_s, 1e-3)
 

@@ -33,6 +33,13 @@ RENDERING = ("tools", "tokenize", "add_generation_prompt", "conversation", "chat
 NO_TEMPLATE = "this model has no chat template; use /v1/completions"
 
 
+class TokenBytes(dict[int, bytes]):
+    """Every token's own bytes. An id that only pads the model's vocabulary has none."""
+
+    def __missing__(self, id: int) -> bytes:
+        return b""
+
+
 class Tokenizer:
     """`hf` is a fast transformers tokenizer; it renders templates, its `tokenizers` backend encodes."""
 
@@ -47,7 +54,7 @@ class Tokenizer:
         self.special_ids: frozenset[int] = frozenset(cast("list[int]", hf.all_special_ids)) | {
             id for id, token in hf.added_tokens_decoder.items() if token.special
         }
-        self.token_bytes: tuple[bytes, ...] = token_bytes(self._backend, self.vocab_size)
+        self.token_bytes = TokenBytes(enumerate(token_bytes(self._backend, self.vocab_size)))
         self._chat = _ChatEncoder(self._backend, self.special_ids)
         template = hf.chat_template
         self.chat_template: str = template if isinstance(template, str) else ""
@@ -116,6 +123,11 @@ class Tokenizer:
         """The ids of those names that are control tokens."""
         ids = (self._backend.token_to_id(name) for name in names)
         return frozenset(id for id in ids if id is not None and id in self.special_ids)
+
+    def id_of(self, name: str) -> int | None:
+        """The id of an added token of this name."""
+        id = self._backend.token_to_id(name)
+        return id if id in self._backend.get_added_tokens_decoder() else None
 
     def encode_prompt_now(self, text: str) -> tuple[int, ...]:
         has_bos = bool(self.bos_token) and text.startswith(self.bos_token)

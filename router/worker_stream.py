@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
@@ -47,6 +48,7 @@ class WorkerStream(RoutedWorker):
         super().__init__(info)
         self._on_news = on_news
         self.is_retired = False  # takes no new requests
+        self.lost_at = time.monotonic()  # when its last connection ended; before the first, when it became known
         self._index = index
         self._reconnect = reconnect
         self._open: dict[str, Mailbox] = {}
@@ -101,7 +103,8 @@ class WorkerStream(RoutedWorker):
         self._changed.set()
 
     async def _run(self) -> None:
-        delay_s = self._reconnect.first_s
+        task, delay_s = asyncio.current_task(), self._reconnect.first_s
+        assert task is not None
         while True:
             try:
                 await self._serve_one_stream()
@@ -109,6 +112,8 @@ class WorkerStream(RoutedWorker):
                 reason = _reason(error)
             else:
                 reason = "the worker has closed the stream"
+            if task.cancelling():  # gRPC swallows a cancellation that meets the failure of its call
+                return
             if self.is_connected:
                 delay_s = self._reconnect.first_s
                 logger.warning("lost worker %s: %s", self.info.peer.worker_id, reason)
@@ -163,6 +168,8 @@ class WorkerStream(RoutedWorker):
             self._outbox.put_nowait(message)
 
     def _lose(self, reason: str) -> None:
+        if self.is_connected:
+            self.lost_at = time.monotonic()
         self._outbox = None
         self._next_number = 0
         self.take_load(Load())

@@ -53,6 +53,7 @@ def shared_ray() -> Iterator[None]:
     ray.init(
         address="local",
         num_cpus=8,  # what tests may reserve, not what they use
+        num_gpus=2,  # likewise: nothing touches them
         include_dashboard=False,
         namespace="baton",
         object_store_memory=80 * 2**20,

@@ -121,16 +121,23 @@ class FakeRunner:
         if len(tokens) < row.num_tokens:
             tokens.append(slot.history[-1])  # sampled by an earlier step, known to the device alone
         assert len(tokens) == row.num_tokens
+        num_known = row.num_tokens - row.num_drafts
+        assert slot.history[row.start : row.start + num_known] == tokens[:num_known], "tokens are not the slot's"
         for position, token in enumerate(tokens, row.start):
-            assert slot.history[position] == token, "the row's tokens are not the slot's"
             previous = self._read(row, position - 1) if position else 0
             self.kv[row.blocks[position // self.block_size]][position % self.block_size] = _kv_state(previous, token)
         if not row.sample:
             return ()
-        assert row.end == len(slot.history), "a token is sampled although later ones are known"
-        states = (self._read(row, position) for position in range(row.end))
-        slot.history.append(_sample(states, slot.request.sampling.seed, self.vocab_size))
-        return (slot.history[-1],)
+        end = row.end - row.num_drafts
+        assert end == len(slot.history), "a token is sampled although later ones are known"
+        sampled: list[int] = []
+        for draft in (*tokens[num_known:], None):
+            states = (self._read(row, position) for position in range(end + len(sampled)))
+            sampled.append(_sample(states, slot.request.sampling.seed, self.vocab_size))
+            if sampled[-1] != draft:
+                break
+        slot.history += sampled
+        return tuple(sampled)
 
     def _read(self, row: Row, position: int) -> int:
         return self.kv[row.blocks[position // self.block_size]][position % self.block_size]

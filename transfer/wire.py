@@ -53,6 +53,7 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     attention_scale: float
     rope: str  # canonical text of every RoPE parameter
     tensor_parallel: int = 1  # ranks that the heads are split over
+    drafter: str = ""  # kind and weights of the draft module that owns the last layers; "" = none does
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -33,10 +33,19 @@ class Row(msgspec.Struct, frozen=True, gc=False):  # a tenth of a dataclass's co
     tokens: Sequence[int]
     blocks: Sequence[int]  # block table, covers at least start + num_tokens positions
     sample: bool  # sample a token after the last position
+    num_drafts: int = 0  # the last of `tokens` are guesses: sample after each of them, and after the one before them
 
     @property
     def end(self) -> int:
         return self.start + self.num_tokens
+
+    @property
+    def is_decode(self) -> bool:
+        return self.num_tokens == 1 + self.num_drafts and self.sample
+
+    @property
+    def drafts(self) -> Sequence[int]:
+        return self.tokens[len(self.tokens) - self.num_drafts :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +59,15 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows in order: decodes (num_tokens == 1 and sample) first, then prefill chunks."""
+    """Rows in order: decodes (num_tokens == 1 and sample) first, then those with drafts, then prefill chunks."""
 
     rows: tuple[Row, ...]
     admissions: tuple[Admission, ...] = ()
+    draft_next: int = 0  # tokens that the runner's draft module is to propose after each row that samples
+
+    @property
+    def has_drafts(self) -> bool:
+        return any(row.num_drafts for row in self.rows)
 
     @property
     def num_tokens(self) -> int:
@@ -65,12 +79,14 @@ class StepOutput:
     """`tokens[i]` are the 0..k+1 tokens that row i of the batch yielded; empty for a chunk that samples nothing.
 
     `logprobs[i]` runs parallel to `tokens[i]`, or is None where the request wants none. `prompts` tells of the rows
-    whose requests ask about their prompts, by the row's index.
+    whose requests ask about their prompts, by the row's index. `drafts` are what a draft module proposes to follow the
+    row's tokens, likewise.
     """
 
     tokens: tuple[tuple[int, ...], ...]
     logprobs: tuple[tuple[TokenLogprobs, ...] | None, ...]
     prompts: Mapping[int, PromptPart] = field(default_factory=dict[int, PromptPart])
+    drafts: Mapping[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
 
 
 class PendingStep(Protocol):

@@ -22,11 +22,13 @@ class _Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tokens: Sequence[int]
     new_blocks: Sequence[int]
     sample: bool
+    num_drafts: int = 0
 
 
 class _Batch(msgspec.Struct, frozen=True, array_like=True):
     rows: list[_Row]
     admissions: tuple[Admission, ...]
+    draft_next: int = 0
 
 
 _encode: Callable[[_Batch], bytes] = msgspec.msgpack.Encoder().encode
@@ -42,12 +44,12 @@ class BatchEncoder:
     def encode(self, batch: Batch) -> bytes:
         for admission in batch.admissions:
             self._num_sent[admission.slot] = 0
-        return _encode(_Batch([self._row(row) for row in batch.rows], batch.admissions))
+        return _encode(_Batch([self._row(row) for row in batch.rows], batch.admissions, batch.draft_next))
 
     def _row(self, row: Row) -> _Row:
         new_blocks = row.blocks[self._num_sent[row.slot] :]
         self._num_sent[row.slot] += len(new_blocks)
-        return _Row(row.slot, row.start, row.num_tokens, row.tokens, new_blocks, row.sample)
+        return _Row(row.slot, row.start, row.num_tokens, row.tokens, new_blocks, row.sample, row.num_drafts)
 
 
 class BatchDecoder:
@@ -60,9 +62,9 @@ class BatchDecoder:
         batch = _decode(message)
         for admission in batch.admissions:
             self._tables[admission.slot] = []  # a new one: rows in flight hold the old
-        return Batch(tuple(self._row(row) for row in batch.rows), batch.admissions)
+        return Batch(tuple(self._row(row) for row in batch.rows), batch.admissions, batch.draft_next)
 
     def _row(self, row: _Row) -> Row:
         table = self._tables[row.slot]
         table += row.new_blocks
-        return Row(row.slot, row.start, row.num_tokens, row.tokens, table, row.sample)
+        return Row(row.slot, row.start, row.num_tokens, row.tokens, table, row.sample, row.num_drafts)

@@ -40,7 +40,9 @@ class BlockTable:
 
 
 class BlockSpace:
-    def __init__(self, num_blocks: int, block_size: int, cache: PrefixCache) -> None:
+    def __init__(self, num_blocks: int, block_size: int, cache: PrefixCache, num_recomputed: int = 0) -> None:
+        """`num_recomputed`: blocks at the end of every match that are computed anew all the same."""
+        self._num_recomputed = num_recomputed
         self.block_size = block_size
         self.cache = cache
         self.pool = BlockPool(num_blocks, on_evict=cache.forget)
@@ -60,7 +62,10 @@ class BlockSpace:
 
     def match(self, hashes: Sequence[BlockHash], num_tokens: int) -> Match:
         """Match whole blocks, leaving at least the last of `num_tokens` to compute: its logits are needed."""
-        return self.cache.match(hashes, (num_tokens - 1) // self.block_size)
+        match = self.cache.match(hashes, (num_tokens - 1) // self.block_size)
+        if not self._num_recomputed:
+            return match
+        return self.cache.match(hashes, max(0, match.num_blocks - self._num_recomputed))
 
     def open(self, hashes: Sequence[BlockHash], num_blocks: int) -> BlockTable:
         """Start a table on `num_blocks` matched blocks; the rest of `hashes` it is going to publish."""
@@ -72,8 +77,9 @@ class BlockSpace:
 
     def is_coming(self, hashes: Sequence[BlockHash], num_tokens: int) -> bool:
         """Whether the first block that `match` does not find is about to be published by an open table."""
-        num_blocks = self.match(hashes, num_tokens).num_blocks
-        return num_blocks < (num_tokens - 1) // self.block_size and self.cache.is_expected(hashes[num_blocks])
+        limit = (num_tokens - 1) // self.block_size
+        num_blocks = self.cache.match(hashes, limit).num_blocks
+        return num_blocks < limit and self.cache.is_expected(hashes[num_blocks])
 
     def is_all_coming(self, hashes: Sequence[BlockHash], num_tokens: int) -> bool:
         """Whether all that can be matched of these tokens is about to be published by open tables, or is there."""

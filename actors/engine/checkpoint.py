@@ -51,5 +51,13 @@ def build_model(checkpoint: Checkpoint, placement: Placement, *, block_size: int
         )
     weights = Weights(checkpoint.source, placement)
     model = MODELS[config.architecture](config, weights, block_size, max_context)
-    weights.check_all_read(*(("lm_head.weight",) if config.tie_embeddings else ()))
+    tied = ("lm_head.weight",) if config.tie_embeddings else ()
+    weights.check_all_read(*tied, *(name for name in checkpoint.source.names() if _is_behind(name, config)))
     return model
+
+
+def _is_behind(name: str, config: ModelConfig) -> bool:
+    """Whether the tensor is of a layer behind the last: a multi-token-prediction module, which a drafter may load."""
+    stem, _, rest = name.partition("model.layers.")
+    index = rest.partition(".")[0]
+    return not stem and index.isdigit() and int(index) >= config.num_layers

@@ -8,6 +8,8 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from baton.actors.engine.drafters.config import SpeculationConfig
+
 
 class EngineConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -60,6 +62,9 @@ class EngineConfig(BaseModel):
         default=16,
         ge=0,
         description="how many later requests of equal priority may start before the one that waits longest",
+    )
+    speculation: SpeculationConfig | None = Field(
+        default=None, description="draft tokens and verify them several a step; None = one token a step"
     )
 
     @model_validator(mode="after")

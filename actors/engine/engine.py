@@ -14,13 +14,15 @@ from baton.actors.engine.batch import Batch, PendingStep, Row, Runner
 from baton.actors.engine.block_hash import BlockHash
 from baton.actors.engine.block_space import BlockSpace, BlockTable
 from baton.actors.engine.config import EngineConfig
+from baton.actors.engine.draft_length import DecodeCost
 from baton.actors.engine.errors import DuplicateRequest, ImportStateError, NoProgress, RequestEnded, RequestTooLarge
 from baton.actors.engine.imports import ImportOpened, Imports, QuarantineKey
 from baton.actors.engine.prefix_cache import CacheEvents, NoCache, PrefixCache
 from baton.actors.engine.request import FinishReason, Request, TokenLogprobs
 from baton.actors.engine.room import Room
 from baton.actors.engine.scheduler import Plan, Scheduler
-from baton.actors.engine.sequence import Rank, Sequence, Status
+from baton.actors.engine.sequence import Accepted, Rank, Sequence, Status
+from baton.actors.engine.speculation import NoSpeculation, Speculation
 from baton.actors.engine.stopping import StopRules
 from baton.actors.engine.updates import BlockCounts, Update
 from baton.actors.engine.waiting_queue import WaitingQueue
@@ -43,13 +45,16 @@ class Engine:
         num_blocks: int,
         max_context: int,
         eos_token_ids: frozenset[int],
+        speculation: Speculation | None = None,
     ) -> None:
         """`num_blocks` and `max_context` are what the worker really has; config's own fields of these names, if set,
         have been obeyed by whoever found that out."""
         self._runner = runner
         self._overlap = config.overlap is not False
         self._eos_token_ids = eos_token_ids
-        self._space = BlockSpace(num_blocks, config.block_size, PrefixCache() if config.prefix_cache else NoCache())
+        self._speculation = speculation or NoSpeculation()
+        cache = PrefixCache() if config.prefix_cache else NoCache()
+        self._space = BlockSpace(num_blocks, config.block_size, cache, self._speculation.num_recomputed)
         self._capacity = min(max_context, num_blocks * config.block_size)
         self._room = Room(
             self._space,
@@ -57,7 +62,8 @@ class Engine:
             headroom_blocks=config.headroom_blocks,
             max_preemptions=config.max_preemptions,
         )
-        self._scheduler = Scheduler(self._space, self._room, WaitingQueue(config.max_overtakes), config)
+        waiting = WaitingQueue(config.max_overtakes)
+        self._scheduler = Scheduler(self._space, self._room, waiting, config, self._speculation)
         self._imports = Imports(self._space, self._room)
         self._sequences: dict[str, Sequence] = {}  # all that hold or will hold something, imports apart
         self._adopted: list[Sequence] = []  # what they brought is not yet in the cache
@@ -144,12 +150,16 @@ class Engine:
         """
         return self._imports.reserve(request_id)
 
-    def adopt_import(self, request_id: str, tokens: tuple[int, ...]) -> None:
-        """All KV of the prompt is in place: decode on after the peer's one token, which the caller has delivered."""
+    def adopt_import(self, request_id: str, tokens: tuple[int, ...], drafts: tuple[int, ...] = ()) -> None:
+        """All KV of the prompt is in place: decode on after the peer's one token, which the caller has delivered.
+
+        `drafts` are what the peer's draft module proposes to follow it.
+        """
         if len(tokens) != 1:
             raise ImportStateError(request_id, f"a peer's prefill yields one token, not {len(tokens)}")
         self._is_blocked = False
         sequence = self._imports.adopt(request_id)
+        sequence.drafts = drafts
         self._sequences[request_id] = sequence
         self._adopted.append(sequence)
         self._scheduler.join(sequence)
@@ -204,7 +214,7 @@ class Engine:
             self._block()
         self._publish_adopted()  # while the device works: nobody waits for it
         updates: list[Update] = []
-        num_left = 1 if plan is not None and self._overlap else 0
+        num_left = 1 if plan is not None and self._overlap and not self._speculation.needs_result else 0
         while len(self._in_flight) > num_left:
             self._commit(self._in_flight.popleft(), updates)
         return updates
@@ -250,6 +260,10 @@ class Engine:
         """Return every matchable block hash. It includes what the next `take_events` will repeat."""
         return self._space.cache.snapshot()
 
+    def note_cost(self, cost: DecodeCost | None) -> None:
+        """Say what steps cost, as far as it is known: it decides how much is drafted."""
+        self._speculation.note_cost(cost)
+
     def flush_cache(self) -> None:
         """Forget all cached prefixes, e.g. because the weights changed. What runs goes on, and publishes no more."""
         self._is_blocked = False
@@ -286,29 +300,32 @@ class Engine:
         for index, part in output.prompts.items():
             if (record := step.sequences[index].prompt) is not None:
                 record.take(part)
-        for seq, row, tokens, logprobs in zip(step.sequences, step.rows, output.tokens, output.logprobs, strict=True):
+        rows = self._speculation.settle(step.rows, step.sequences, output)
+        for seq, row, tokens, logprobs in zip(step.sequences, rows, output.tokens, output.logprobs, strict=True):
             if seq.status in (Status.FINISHED, Status.EXPORTED):
                 continue  # cancelled or stopped, or the one step too many after its end was sampled
+            accepted = seq.accept(tokens)
             if seq.status is not Status.WAITING:  # else preempted since: its KV is gone, the sampled token is not
                 seq.num_computed = row.end
-                num_full = row.end // block_size
+                num_full = min(row.end, len(seq.tokens)) // block_size  # drafts behind the end are nobody's tokens
                 if num_full > len(seq.table.path):
                     seq.hash_blocks(block_size, num_full)
                     self._space.publish(seq.table, seq.hashes, num_full)
             if row.sample:
-                self._accept(seq, tokens, logprobs, updates)
+                self._take(seq, accepted, tokens, logprobs, updates)
             elif seq.is_export:
                 updates.append(self._update(seq, (), None, None))
 
-    def _accept(
+    def _take(
         self,
         sequence: Sequence,
+        accepted: Accepted,
         tokens: tuple[int, ...],
         logprobs: tuple[TokenLogprobs, ...] | None,
         updates: list[Update],
     ) -> None:
+        """Tell of the tokens that a step gave, and end the sequence if they do."""
         sequence.num_pending -= 1
-        accepted = sequence.accept(tokens)
         if accepted.num_tokens < len(tokens):
             tokens = tokens[: accepted.num_tokens]
             logprobs = None if logprobs is None else logprobs[: accepted.num_tokens]
@@ -326,6 +343,7 @@ class Engine:
         if sequence.status is not Status.EXPORTED:
             self._scheduler.remove(sequence)
         self._space.close(sequence.table, sequence.last_step)
+        self._speculation.forget(sequence)
         sequence.status = Status.FINISHED
         del self._sequences[sequence.request.id]
 
@@ -345,6 +363,7 @@ class Engine:
             cached_tokens=sequence.cached_tokens,
             num_computed=sequence.num_computed,
             blocks=tuple(sequence.table.ids) if sequence.is_export else (),
+            drafts=sequence.drafts if sequence.is_export else (),
         )
 
     def _sequence(self, request: Request, *, export: bool) -> Sequence:

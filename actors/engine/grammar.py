@@ -8,9 +8,11 @@ when a constrained row is to be sampled, and after the step's forward pass has b
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakValueDictionary
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 
 MAX_GRAMMARS = 256  # compiled ones kept although nobody uses them now
 CACHE_BYTES = 256 << 20  # of masks that grammars share
+# In a printed grammar, where quotes and backslashes of strings are escaped: nothing of a schema can look like these.
+JSON_PATTERN = re.compile(r", json_string=true\)$", re.MULTILINE)
+COUNTED_CHARACTER = re.compile(r'^(\w+_characters\w* ::= \(\()\[\^\\"\\\\\\r\\n\]\)', re.MULTILINE)
 
 
 class GrammarStore:
@@ -53,7 +58,7 @@ class GrammarStore:
         with self._lock:
             if self._compiler is None:
                 self._compiler = make_compiler(self._load(), self._vocab_size)
-            grammar = self._live[text] = self._recent[text] = self._compiler.compile_structural_tag(text)
+            grammar = self._live[text] = self._recent[text] = compile_grammar(self._compiler, text)
             if len(self._recent) > MAX_GRAMMARS:
                 self._recent.popitem(last=False)
             return grammar
@@ -73,6 +78,21 @@ def make_compiler(vocabulary: Vocabulary, vocab_size: int) -> xgrammar.GrammarCo
     return xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=CACHE_BYTES, enable_dynamic_compilation=True)
 
 
+def compile_grammar(compiler: xgrammar.GrammarCompiler, text: str) -> xgrammar.CompiledGrammar:
+    """Compile a structural tag, whose patterns of strings are patterns of their JSON text.
+
+    The library would read them as patterns of plain text and write that between quotes unescaped. And its strings of
+    limited length may have control characters, which JSON does not allow.
+    """
+    import xgrammar
+
+    grammar = xgrammar.Grammar.from_structural_tag(text)
+    rules = str(grammar)
+    mended = JSON_PATTERN.sub(", json_string=false)", rules)
+    mended = COUNTED_CHARACTER.sub(lambda found: found[1] + r"[^\0-\x1f\"\\])", mended)
+    return compiler.compile_grammar(grammar if mended == rules else xgrammar.Grammar.from_ebnf(mended))
+
+
 class SampledIds(Protocol):
     """A step's ids on their way to the host, one for each row that samples."""
 
@@ -87,24 +107,38 @@ class Match:
 
         self.matcher = xgrammar.GrammarMatcher(grammar)
         self.is_over = False
-        self._num_ignored = 0  # tokens that came when it was over
+        self._ahead: list[tuple[int, Match]] = []  # drafts, each with the match as it will be if all up to it are right
         for token in output:
             self.accept(token)
 
     def accept(self, token: int) -> None:
-        if self.is_over or not self.matcher.accept_token(token):
-            self.is_over = True
-            self._num_ignored += 1
-        else:
-            self.is_over = self.matcher.is_terminated()
+        self.is_over = self.is_over or not self.matcher.accept_token(token) or self.matcher.is_terminated()
 
-    def roll_back(self, num_tokens: int) -> None:
-        """Forget the last tokens: drafts that the model did not confirm."""
-        num_ignored = min(num_tokens, self._num_ignored)
-        self._num_ignored -= num_ignored
-        if num_tokens > num_ignored:
-            self.matcher.rollback(num_tokens - num_ignored)
-        self.is_over = self._num_ignored > 0 or self.matcher.is_terminated()
+    def ahead(self, drafts: Sequence[int]) -> Match:
+        """Return the match behind these drafts, the last of which is new since the call before; itself behind none.
+
+        Drafts get copies, and `follow` goes on with those that were right: a matcher may come to another state when it
+        is rolled back and accepts again what it accepted before (one past its token budget does).
+        """
+        if not drafts:
+            self._ahead.clear()
+            return self
+        before = self._ahead[-1][1] if self._ahead else self
+        match = copy(before)
+        match.matcher = before.matcher.fork()
+        match._ahead = []
+        match.accept(drafts[-1])
+        self._ahead.append((drafts[-1], match))
+        return match
+
+    def follow(self, token: int) -> None:
+        """Accept a sampled token, which may be the next of the drafts."""
+        ahead, self._ahead = self._ahead, []
+        if ahead and ahead[0][0] == token:
+            self.matcher, self.is_over = ahead[0][1].matcher, ahead[0][1].is_over
+            self._ahead = ahead[1:]
+        else:
+            self.accept(token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +171,8 @@ class SlotGrammars:
     def mask(self, rows: Sequence[Row]) -> torch.Tensor | None:
         """Which ids each row may sample: [num_rows, ceil(vocab / 32)] int32, a bit for each; None = all of them.
 
-        Waits for the ids that constrained rows sampled in the step before.
+        A row may end with drafts, if the row before it is its own without the last. Waits for the ids that
+        constrained rows sampled in the step before.
         """
         matches = [(i, self._matches[row.slot]) for i, row in enumerate(rows) if row.slot in self._matches]
         if not matches:
@@ -145,6 +180,7 @@ class SlotGrammars:
         self._settle()
         mask = torch.full((len(rows), -(-self._vocab_size // 32)), -1, dtype=torch.int32)
         for index, match in matches:
+            match = match.ahead(rows[index].drafts)
             if not match.is_over:
                 match.matcher.fill_next_token_bitmask(mask, index)
                 match.is_over = not bool(mask[index].any())  # the vocabulary cannot go on
@@ -153,7 +189,7 @@ class SlotGrammars:
         return mask
 
     def note(self, rows: Sequence[Row], ids: SampledIds) -> None:
-        """Remember where the ids will be that `rows` have sampled."""
+        """Remember where the ids will be that `rows` have sampled; one that counts for nothing is negative."""
         matches = [(i, self._matches[row.slot]) for i, row in enumerate(rows) if row.slot in self._matches]
         if matches:
             self._unread.append(_Unread(ids, matches))
@@ -162,7 +198,8 @@ class SlotGrammars:
         for unread in self._unread:
             ids: list[int] = unread.ids.wait()[0].tolist()
             for index, match in unread.matches:
-                match.accept(ids[index])
+                if ids[index] >= 0:
+                    match.follow(ids[index])
         self._unread.clear()
 
     def _allow_end_only(self, row: torch.Tensor) -> None:

@@ -22,9 +22,12 @@ class KVSpec:
     dtype: torch.dtype
 
     @classmethod
-    def of_model(cls, config: ModelConfig, block_size: int, dtype: torch.dtype, world: int = 1) -> KVSpec:
-        """Describe the share of one of `world` ranks."""
-        return cls(config.num_layers, block_size, config.num_kv_heads // world, config.head_dim, dtype)
+    def of_model(
+        cls, config: ModelConfig, block_size: int, dtype: torch.dtype, world: int = 1, num_draft_layers: int = 0
+    ) -> KVSpec:
+        """Describe the share of one of `world` ranks; a draft module's layers come last."""
+        num_layers = config.num_layers + num_draft_layers
+        return cls(num_layers, block_size, config.num_kv_heads // world, config.head_dim, dtype)
 
     @property
     def token_bytes(self) -> int:
@@ -34,9 +37,9 @@ class KVSpec:
     def block_bytes(self) -> int:
         return self.block_size * self.token_bytes
 
-    def num_blocks(self, memory_bytes: int) -> int:
-        """How many blocks fit."""
-        num_blocks = memory_bytes // self.block_bytes
+    def num_blocks(self, memory_bytes: int, extra_bytes: int = 0) -> int:
+        """How many blocks fit, each with `extra_bytes` beside it."""
+        num_blocks = memory_bytes // (self.block_bytes + extra_bytes)
         if num_blocks < 1:
             raise KVMemoryError(f"{memory_bytes} bytes of KV memory hold no block: one takes {self.block_bytes} bytes")
         return num_blocks

@@ -54,6 +54,11 @@ class TorchRunner:
         hidden = self._forward(rows, batch.num_tokens)
         prompts = self._prompts.read(rows, hidden)
         self._slots.admit(batch.admissions)  # only now, while the device works: what sampling asks for comes last
+        return self._finish(batch, hidden, prompts)
+
+    def _finish(self, batch: Batch, hidden: torch.Tensor, prompts: PendingParts | None) -> PendingStep:
+        """Sample after the rows that want it; `hidden` are all rows' states."""
+        rows = batch.rows
         sampled = sampled_after(rows)
         if not sampled.tokens:
             # No ids, yet whoever waits must know that the step's KV is complete: a peer is about to be sent it.

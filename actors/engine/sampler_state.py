@@ -8,7 +8,7 @@ it is rebuilt from an Admission, so a sequence may come and go (preemption, migr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntFlag
 
 import numpy as np
@@ -104,20 +104,9 @@ class SlotStates:
         if not features:
             return SamplingTensors(bias=bias, allowed=allowed)
         columns = self._floats.index_select(0, slots).unbind(1)
-        temperature, top_p, min_p, *_ = columns
-        seeds, top_k = self._integers.index_select(0, slots).unbind(1)
-        is_random = bool(features & _Feature.RANDOM)
-        return SamplingTensors(
-            temperature=temperature if is_random else None,
-            seeds=seeds if is_random else None,
-            positions=positions if is_random else None,
-            top_k=top_k.int() if features & _Feature.TOP_K else None,
-            top_p=top_p if features & _Feature.TOP_P else None,
-            min_p=min_p if features & _Feature.MIN_P else None,
-            penalties=self._penalties(features, columns, slots) if features & _Feature.PENALTY else None,
-            bias=bias,
-            allowed=allowed,
-        )
+        penalties = self._penalties(features, columns, slots) if features & _Feature.PENALTY else None
+        draws = self._draws(features, columns, slots, positions)
+        return replace(draws, penalties=penalties, bias=bias, allowed=allowed)
 
     def note(self, rows: Sequence[Row], ids: SampledIds) -> None:
         """Remember where the host will find what these rows have sampled."""
@@ -130,6 +119,20 @@ class SlotStates:
             one = torch.ones((), dtype=torch.int32, device=self._device)
             self._counts.index_put_((slots, ids), one, accumulate=True)
 
+    def record_chains(self, slots: torch.Tensor, ids: torch.Tensor, is_last: torch.Tensor) -> None:
+        """Note several ids a slot, in order: those below 0 were not accepted, `is_last` marks each slot's last."""
+        nobody, accepted = len(self._slots), ids.clamp(min=0)
+        self.last_sampled.index_copy_(0, torch.where(is_last, slots, nobody), accepted)
+        if self._counts is not None:
+            self._counts.index_put_((slots, accepted), (ids >= 0).int(), accumulate=True)
+
+    def draws(self, rows: Sequence[Row], slots: torch.Tensor, positions: torch.Tensor) -> SamplingTensors:
+        """As `tensors`, without what depends on the text so far: penalties, biases, grammars."""
+        features = 0
+        for row in rows:
+            features |= self._slots[row.slot].features
+        return self._draws(features, self._floats.index_select(0, slots).unbind(1), slots, positions)
+
     def _load_history(self, admission: Admission) -> None:
         if self._counts is None or self._prompt_mask is None:
             shape = (len(self._slots), self._vocab_size)
@@ -140,6 +143,22 @@ class SlotStates:
         counts = np.bincount(output, minlength=self._vocab_size).astype(np.int32)
         self._counts[admission.slot].copy_(torch.from_numpy(counts))
         self._prompt_mask[admission.slot].zero_()[self._tensor(admission.tokens[:prompt_len])] = True
+
+    def _draws(
+        self, features: int, columns: Sequence[torch.Tensor], slots: torch.Tensor, positions: torch.Tensor
+    ) -> SamplingTensors:
+        if not features & _Feature.RANDOM:
+            return SamplingTensors()  # then no filter is asked for either
+        temperature, top_p, min_p, *_ = columns
+        seeds, top_k = self._integers.index_select(0, slots).unbind(1)
+        return SamplingTensors(
+            temperature=temperature,
+            seeds=seeds,
+            positions=positions,
+            top_k=top_k.int() if features & _Feature.TOP_K else None,
+            top_p=top_p if features & _Feature.TOP_P else None,
+            min_p=min_p if features & _Feature.MIN_P else None,
+        )
 
     def _penalties(self, features: int, columns: Sequence[torch.Tensor], slots: torch.Tensor) -> Penalties:
         assert self._counts is not None and self._prompt_mask is not None

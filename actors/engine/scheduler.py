@@ -7,6 +7,7 @@ short ones. When blocks run out the youngest sequence is preempted; its tokens s
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -16,6 +17,7 @@ from baton.actors.engine.config import EngineConfig
 from baton.actors.engine.prefix_cache import Match
 from baton.actors.engine.room import Room
 from baton.actors.engine.sequence import Sequence, Status
+from baton.actors.engine.speculation import Drafts, Speculation
 from baton.actors.engine.waiting_queue import WaitingQueue
 
 
@@ -29,8 +31,11 @@ class Plan:
 
 
 class Scheduler:
-    def __init__(self, space: BlockSpace, room: Room, waiting: WaitingQueue, config: EngineConfig) -> None:
+    def __init__(
+        self, space: BlockSpace, room: Room, waiting: WaitingQueue, config: EngineConfig, speculation: Speculation
+    ) -> None:
         self._space = space
+        self._speculation = speculation
         self._room = room
         self._waiting = waiting
         self._config = config
@@ -81,17 +86,23 @@ class Scheduler:
     def schedule(self, step: int) -> Plan | None:
         """Decide step number `step`, which the caller must launch; None when nothing can run."""
         decodes = self._pick_decodes()
-        chunks = self._pick_chunks(self._config.max_step_tokens - len(decodes))
-        sequences = [*decodes, *chunks]
+        budget = self._config.max_step_tokens - len(decodes)
+        drafts = self._fitted(self._speculation.draft(decodes, budget // 2))
+        if drafts:
+            decodes = [seq for seq in decodes if seq not in drafts]
+            budget -= sum(map(len, drafts.values()))
+        chunks = self._pick_chunks(budget)
+        sequences = [*decodes, *drafts, *chunks]
         if not sequences:
             return None
         admissions = tuple(
             Admission(seq.slot, seq.request, tuple(seq.tokens)) for seq in sequences if not seq.is_slot_ready
         )
         rows = [_decode_row(seq, step) for seq in decodes]
+        rows += [_draft_row(seq, tokens, step) for seq, tokens in drafts.items()]
         rows += [self._chunk_row(seq, num_tokens, step) for seq, num_tokens in chunks.items()]
         started, self._started = self._started, []
-        return Plan(Batch(tuple(rows), admissions), sequences, started)
+        return Plan(Batch(tuple(rows), admissions, self._speculation.draft_next), sequences, started)
 
     def _pick_decodes(self) -> list[Sequence]:
         """Pick every decoding sequence whose last token is not in flight already, and give it a block if need be."""
@@ -108,6 +119,23 @@ class Scheduler:
             self._space.extend(seq.table, 1)
         stalled = short[num_available:]  # their blocks come with the end of a step in flight, or of an export
         return [seq for seq in ready if seq.status is Status.DECODING and seq not in stalled]
+
+    def _fitted(self, drafts: Drafts) -> Drafts:
+        """Give the drafts blocks, as far as there are some that nobody who runs will need next; cut what is left over.
+
+        The KV of a sequence's last token has its place already.
+        """
+        space, fitted = self._space, Drafts()
+        for seq, tokens in drafts.items():
+            end = seq.num_scheduled + 1 + len(tokens) + self._speculation.num_ahead
+            num_new = space.blocks_for(min(end, seq.stops.max_len)) - len(seq.table.ids)
+            num_spare = space.pool.num_available - self.num_running
+            if num_new > 0 and num_spare > 0:
+                space.extend(seq.table, min(num_new, num_spare))
+            num_fitting = len(seq.table.ids) * space.block_size - seq.num_scheduled - 1
+            if num_fitting > 0:
+                fitted[seq] = tokens[:num_fitting]
+        return fitted
 
     def _preempt_for(self, short: list[Sequence]) -> list[Sequence]:
         """Preempt the youngest until each of `short` has its block, now or when the steps in flight end.
@@ -228,3 +256,13 @@ def _decode_row(sequence: Sequence, step: int) -> Row:
     sequence.last_step = step
     sequence.is_slot_ready = True
     return Row(sequence.slot, start, 1, tokens, sequence.table.ids, True)
+
+
+def _draft_row(sequence: Sequence, drafts: Tokens[int], step: int) -> Row:
+    """Compute the KV of the last token and of the drafts, and sample after each of them."""
+    start, tokens = sequence.num_scheduled, (sequence.tokens[-1], *drafts)
+    sequence.num_scheduled = start + len(tokens)
+    sequence.num_pending += 1
+    sequence.last_step = step
+    sequence.is_slot_ready = True
+    return Row(sequence.slot, start, len(tokens), tokens, sequence.table.ids, True, len(drafts))

@@ -68,6 +68,7 @@ class Sequence:
     num_overtaken: int = 0  # later requests that started while this one waited longest
     was_denied: bool = False  # it was this one's turn, but there was no room
     prompt: PromptRecord | None = None  # until its first token is sampled
+    drafts: tuple[int, ...] = ()  # what a draft module proposes to follow `tokens`
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.tokens)

@@ -25,6 +25,7 @@ class Update(msgspec.Struct, frozen=True, gc=False):  # a tenth of a dataclass's
     cached_tokens: int = 0  # prompt tokens that came from the prefix cache or a peer
     num_computed: int = 0  # positions whose KV is complete in memory
     blocks: tuple[int, ...] = ()  # block table of an exported sequence, for the hand-over; empty for others
+    drafts: tuple[int, ...] = ()  # what a draft module proposes to follow an exported sequence's token
 
 
 @dataclass(frozen=True, slots=True)

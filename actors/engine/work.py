@@ -50,11 +50,11 @@ class WorkDone:
         num_tokens = num_logits = num_pairs = num_positions = 0
         for row in batch.rows:
             num_tokens += row.num_tokens
-            num_logits += row.sample
+            num_logits += row.sample + row.num_drafts
             num_positions += row.end
             num_pairs += row.num_tokens * row.start + row.num_tokens * (row.num_tokens + 1) // 2
-            if row.num_tokens == 1 and row.sample:
-                self.decode_tokens += 1
+            if row.is_decode:
+                self.decode_tokens += row.num_tokens
             else:
                 self.prefill_tokens += row.num_tokens
         self.flops += (

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
-from baton.router.structured.pattern import UnsupportedPattern, unanchored
+from baton.router.structured.pattern import Pattern, UnsupportedPattern
 
 KEYWORDS: Mapping[str, tuple[str, ...]] = {
     "object": (
@@ -124,7 +124,11 @@ def _read(key: str, node: Node) -> Any:
     path = f"{node.path}/{key}"
     if key in ("properties", "patternProperties"):
         _expect(isinstance(value, dict), path, "must be an object")
-        return {_name(key, name, path): (node.child(key, name),) for name in cast("dict[str, Any]", value)}
+        is_pattern = key == "patternProperties"
+        return {
+            _pattern(name, path).json_text() if is_pattern else name: (node.child(key, name),)
+            for name in cast("dict[str, Any]", value)
+        }
     if key == "prefixItems" or (key == "items" and isinstance(value, list)):
         _expect(isinstance(value, list), path, "must be a list")
         return [(node.child(key, i),) for i in range(len(cast("list[Any]", value)))]
@@ -136,7 +140,7 @@ def _read(key: str, node: Node) -> Any:
         return list(dict.fromkeys(names))
     if key == "pattern":
         _expect(isinstance(value, str), path, "must be a string")
-        return _name("patternProperties", value, path)
+        return _pattern(value, path)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if key in COUNTS:
         _expect(is_number and value >= 0 and value == int(value), path, "must be a whole number, 0 or more")
@@ -148,11 +152,9 @@ def _read(key: str, node: Node) -> Any:
     return value
 
 
-def _name(key: str, name: str, path: str) -> str:
-    if key != "patternProperties":
-        return name
+def _pattern(text: str, path: str) -> Pattern:
     try:
-        return unanchored(name)
+        return Pattern.parse(text)
     except UnsupportedPattern as error:
         raise UnsupportedSchema(path, str(error)) from None
 

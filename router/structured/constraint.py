@@ -12,7 +12,7 @@ from typing import Any, cast
 from baton.router.errors import InvalidRequest
 from baton.router.structured.alternatives import UnsupportedSchema
 from baton.router.structured.finite import Lowered
-from baton.router.structured.pattern import UnsupportedPattern, whole_pattern
+from baton.router.structured.pattern import Pattern, UnsupportedPattern
 from baton.router.structured.schema import lower_schema
 from baton.router.tools.dialect import Format, json_format
 
@@ -87,7 +87,7 @@ def _of_kind(kind: str, value: Any) -> Format:
     if kind == "grammar":
         return {"type": "grammar", "grammar": value}
     try:
-        return {"type": "regex", "pattern": whole_pattern(value)}
+        return {"type": "regex", "pattern": Pattern.parse(value, is_whole=True).text()}
     except UnsupportedPattern as error:
         raise InvalidRequest(f"{param}: {error}", param=param) from None
 

@@ -25,9 +25,11 @@ from baton.router.structured.alternatives import (
     intersect,
 )
 from baton.router.structured.finite import Lowered, finite_definitions, is_finite
+from baton.router.structured.pattern import UNBOUNDED, Pattern, UnsupportedPattern
 
 MAX_DEPTH = 64  # nested subschemas
 MAX_NODES = 20_000  # subschemas written
+MAX_COUNTED = 16  # characters of a minLength that the grammar counts one by one
 NEEDS_ESCAPE = re.compile(r'["\\\x00-\x1f]')
 
 CHOICES = ("anyOf", "oneOf")
@@ -108,9 +110,9 @@ class _Lowering:
                 written[key] = value
         if alternative.type == "object":
             return _checked_object(written, alternative.path)
-        if "pattern" in written and ("minLength" in written or "maxLength" in written):
-            raise UnsupportedSchema(f"{alternative.path}/pattern", "together with minLength or maxLength")
-        return _checked_array(written) if alternative.type == "array" else _checked_scalar(written)
+        if alternative.type == "string":
+            return _checked_string(written, alternative.path)
+        return _checked_array(written) if alternative.type == "array" else _checked_number(written)
 
     def _alternatives(self, node: Node, refs: tuple[str, ...]) -> list[Alternative]:
         """Read one schema. `refs` are the references that led here without a step into the value."""
@@ -256,10 +258,28 @@ def _checked_array(written: dict[str, Any]) -> Lowered:
     return written
 
 
-def _checked_scalar(written: dict[str, Any]) -> Lowered:
+def _checked_string(written: dict[str, Any], path: str) -> Lowered:
+    """Write lengths into the pattern. Without one they are the compiler's, which then escapes no characters."""
+    pattern: Pattern | None = written.pop("pattern", None)
+    least, most = written.get("minLength", 0), written.get("maxLength", UNBOUNDED)
+    if least > most:
+        return False
+    if pattern is None:
+        if not 0 < least <= MAX_COUNTED or most != UNBOUNDED:
+            return written
+        pattern = Pattern()
+    try:
+        fitted = pattern.of_length(least, most)
+        text = fitted.json_text()
+    except UnsupportedPattern as error:
+        raise UnsupportedSchema(f"{path}/pattern", str(error)) from None
+    if not fitted.branches:
+        return False
+    return {"type": "string", "pattern": text} if text else {"enum": [""]}
+
+
+def _checked_number(written: dict[str, Any]) -> Lowered:
     lowest = max(written.get(key, float("-inf")) for key in ("minimum", "exclusiveMinimum"))
     highest = min(written.get(key, float("inf")) for key in ("maximum", "exclusiveMaximum"))
     is_open = lowest == written.get("exclusiveMinimum") or highest == written.get("exclusiveMaximum")
-    if lowest > highest or (lowest == highest and is_open):
-        return False
-    return False if written.get("minLength", 0) > written.get("maxLength", float("inf")) else written
+    return False if lowest > highest or (lowest == highest and is_open) else written

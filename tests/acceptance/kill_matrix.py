@@ -17,9 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import ray
 from ray.cluster_utils import Cluster
 
+from baton.actors.messages import Role
 from baton.cluster.controller import ClusterStatus
 from baton.cluster.operate import Operator
 from baton.cluster.ray_launcher import NAMESPACE
@@ -67,6 +69,7 @@ class World:
     def __init__(self, cluster: Cluster, nodes: list[Any]) -> None:
         self.operator = Operator(NAME)
         self.status: ClusterStatus | None = None
+        self.switched_s: list[float] = []
         self._cluster = cluster
         self._nodes = nodes
 
@@ -90,6 +93,29 @@ class World:
 
     def kill(self, name: str, number: signal.Signals) -> None:
         os.kill(self.pid(name), number)
+
+    async def shrink(self) -> None:
+        await self.operator.scale("prefill", 1)
+        await self.operator.scale("decode", 1)
+
+    def kill_decoder(self) -> None:
+        assert self.status is not None
+        (name,) = [process.name for process in self.status.processes if process.role == "decode"]
+        self.kill(name, signal.SIGKILL)
+
+    async def switch(self, worker: str, role: Role) -> None:
+        """Note how long it takes until the worker has the role and all gateways have acknowledged it."""
+        assert self.status is not None
+        async with httpx.AsyncClient(base_url=f"http://{self.status.controller}") as http:
+            began = time.monotonic()
+            await self.operator.switch_role(worker, role)
+            while True:
+                seen = (await http.get("/status")).json()
+                roles = {process["name"]: process["role"] for process in seen["processes"]}
+                if roles[worker] == role and seen["is_settled"]:
+                    break
+                await asyncio.sleep(0.005)
+            self.switched_s.append(time.monotonic() - began)
 
     def kill_raylet(self, number: signal.Signals) -> None:
         """End the node that has joined last; another joins, as an autoscaler would have it."""
@@ -118,7 +144,7 @@ def strikes(name: str) -> list[tuple[str, Callable[[World], Any]]]:
 
 def cases() -> list[Case]:
     killed = [
-        Case(victim, how, victim != "gateway-0", strike)
+        Case(victim, how, (victim, how) != ("gateway-0", "SIGKILL"), strike)
         for victim in ("controller", "gateway-0", "prefill-0", "decode-0")
         for how, strike in strikes(victim)
     ]
@@ -130,10 +156,15 @@ def cases() -> list[Case]:
         Case("all workers", "baton restart", True, lambda world: world.operator.restart([])),
         Case("decode-1", "baton drain", True, lambda world: world.operator.drain("decode-1")),
         Case("decode pool", "baton scale decode=2", True, lambda world: world.operator.scale("decode", 2)),
-        Case("prefill-1", "baton switch decode", True, lambda world: world.operator.switch_role("prefill-1", "decode")),
-        Case("prefill-1", "and back", True, lambda world: world.operator.switch_role("prefill-1", "prefill")),
+        Case("prefill-1", "baton switch decode", True, lambda world: world.switch("prefill-1", "decode")),
+        Case("prefill-1", "and back", True, lambda world: world.switch("prefill-1", "prefill")),
     ]
-    return [*killed, *raylets, *ordered]
+    alone = [
+        Case("all but one of each role", "baton scale", True, World.shrink),
+        Case("both, without a spare", "baton restart", True, lambda world: world.operator.restart([])),
+        Case("the only decode worker", "SIGKILL", True, World.kill_decoder),
+    ]
+    return [*killed, *raylets, *ordered, *alone]
 
 
 async def play(world: World, case: Case) -> Row:
@@ -160,7 +191,7 @@ async def _until_seen(world: World) -> None:
     await world.settled()
 
 
-async def matrix() -> list[Row]:
+async def matrix() -> tuple[list[Row], list[float]]:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": True})
     nodes = [cluster.add_node(num_cpus=1) for _ in range(3)]
     ray.init(address=cluster.address, namespace=NAMESPACE, log_to_driver=False)
@@ -168,14 +199,15 @@ async def matrix() -> list[Row]:
     try:
         await world.operator.up(fake_config(name=NAME, gateways=2), worker=build_fake_worker)
         rows = [await play(world, case) for case in cases()]
+        print("role switches took", *(f"{1e3 * seconds:.0f} ms" for seconds in world.switched_s), flush=True)
         await world.operator.down()
-        return rows
+        return rows, world.switched_s
     finally:
         ray.shutdown()
         cluster.shutdown()
 
 
-def table(rows: list[Row], left: list[str]) -> str:
+def table(rows: list[Row], switched_s: list[float], left: list[str]) -> str:
     head = [
         "# Deaths and changes under load",
         "",
@@ -184,22 +216,26 @@ def table(rows: list[Row], left: list[str]) -> str:
         "50 tokens each and ask the other gateway where one cannot be reached. Lost: ended by an error after the first",
         "token. Refused: no gateway took it. Wrong: a text other than the undisturbed one. Recovered: everything",
         "serves again as was asked for, seen twice half a second apart: at least 1.0. A killed gateway has no spare",
-        "for the streams that go through it.",
+        "for the streams that go through it. In the last two rows nobody else decodes: requests wait.",
         "",
         "| victim | how | right | lost | refused | wrong | longest pause, s | recovered after, s |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     end = f"Processes and shared memory left afterwards: {', '.join(left) or 'none'}."
-    return "\n".join([*head, *map(str, rows), "", end]) + "\n"
+    switches = " and ".join(f"{1e3 * seconds:.0f} ms" for seconds in switched_s)
+    moved = (
+        f"From a command to switch a role until every gateway has acknowledged it, looked at every 5 ms: {switches}."
+    )
+    return "\n".join([*head, *map(str, rows), "", moved, end]) + "\n"
 
 
 def main() -> int:
     leftovers = Leftovers()
-    rows = asyncio.run(matrix())
+    rows, switched_s = asyncio.run(matrix())
     deadline = time.monotonic() + 90
     while (left := leftovers.now()) and time.monotonic() < deadline:
         time.sleep(0.5)
-    text = table(rows, left)
+    text = table(rows, switched_s, left)
     print(text)
     if "--write" in sys.argv:
         TABLE.write_text(text)

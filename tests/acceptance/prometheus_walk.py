@@ -27,7 +27,8 @@ import yaml
 
 from baton.cluster.config import ClusterConfig
 from baton.cluster.operate import Operator
-from baton.cluster.panels import DASHBOARDS, Panel
+from baton.cluster.panel import Panel
+from baton.cluster.panels import DASHBOARDS
 from baton.cluster.ray_launcher import NAMESPACE
 from tests.acceptance.commands import ROOT, run
 from tests.cluster.fake_cluster import MODEL

@@ -10,6 +10,7 @@ import torch
 
 from baton.actors.build import BuiltEngine
 from baton.actors.config import WorkerConfig
+from baton.actors.engine.drafters.build import make_speculation
 from baton.actors.engine.engine import Engine
 from baton.transfer.wire import KVLayout
 from tests.fakes import FakeRunner
@@ -37,8 +38,16 @@ def build_fake_engine(config: WorkerConfig, step_s: float = 0.0) -> BuiltEngine:
     cells: np.ndarray = kv.view(num_blocks, block_size).numpy().view(np.uint64)
     runner.kv = [memoryview(row) for row in cells]  # type: ignore[misc]  # ints in and out, bytes shared with kv
     max_context = config.engine.max_context or 1000
-    engine = Engine(config.engine, runner, num_blocks=num_blocks, max_context=max_context, eos_token_ids=frozenset({0}))
+    speculation = make_speculation(config.engine.speculation, None, overlap=True)
+    engine = Engine(
+        config.engine,
+        runner,
+        num_blocks=num_blocks,
+        max_context=max_context,
+        eos_token_ids=frozenset({0}),
+        speculation=speculation,
+    )
     return BuiltEngine(
         engine=engine, kv=kv, layout=msgspec.structs.replace(LAYOUT, block_size=block_size),
-        num_blocks=num_blocks, max_context=max_context,
+        num_blocks=num_blocks, max_context=max_context, drafts=speculation.counts,
     )  # fmt: skip

@@ -213,3 +213,27 @@ async def test_imports_that_hold_what_the_others_wait_for_do_not_wait_for_ever()
                 assert got[one.id] == fake_output(one, 3)
         await settled(p)
         await settled(d)
+
+
+@pytest.mark.parametrize(
+    ("words", "finish"),
+    [("CUDA error: uncorrectable ECC error encountered", "cancelled"), ("index out of bounds", "error")],
+)
+async def test_what_a_devices_fault_cuts_short_is_handed_back_and_other_failures_are_told(
+    words: str, finish: str
+) -> None:
+    async with running("both", "w0") as (worker, info), Client(info.peer.address) as client:
+
+        def fail(engine: object) -> None:
+            raise RuntimeError(words)
+
+        go_on = block_engine(worker)
+        asked = asyncio.create_task(client.finish(request(30, 4)))
+        while not worker._live:
+            await asyncio.sleep(0.01)
+        worker._steps.post(fail)
+        go_on.set()
+        outputs = await asked
+        assert outputs[-1].finish == finish
+        assert words in str(worker.failed.exception())
+        assert (await client.finish(request(9, 4, seed=2)))[-1].finish == "cancelled"  # nothing starts here any more

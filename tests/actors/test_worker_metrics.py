@@ -50,6 +50,15 @@ def test_work_is_read_when_asked() -> None:
     assert value(metrics, "baton_model_flops_total") == 10**15
 
 
+def test_drafts_are_counted_by_their_place() -> None:
+    metrics = WorkerMetrics("w")
+    assert value(metrics, "baton_draft_tokens_total", place="1") is None
+    for num_accepted in (2, 0, 1):
+        metrics.state.drafts.add(2, num_accepted)
+    assert [value(metrics, "baton_draft_tokens_total", place=place) for place in "12"] == [3, 3]
+    assert [value(metrics, "baton_accepted_draft_tokens_total", place=place) for place in "12"] == [2, 1]
+
+
 def test_a_negative_delta_fails_nobody(caplog: pytest.LogCaptureFixture) -> None:
     """Entry S13: a counter that cannot take a value must not stop a step, nor spoil what is counted beside it."""
     metrics = WorkerMetrics("w")

@@ -133,22 +133,28 @@ def _instances(kept: list[tuple[dict[str, Any], xgrammar.CompiledGrammar]]) -> N
     OUT.print(f"    otherwise: {sorted({name for name, _ in wrong})}")
 
 
+ANY_PATTERN = jsonschema.validators.extend(  # a lowered pattern is one of JSON text
+    jsonschema.Draft202012Validator, {"pattern": lambda *_: (), "patternProperties": lambda *_: ()}
+)
+
+
 def _ordered(value: Any, schema: Any, root: Any) -> Any:
-    """Put properties in the order of the object that the schema most likely means; integral numbers become integers."""
-    options = list(_options(schema, root))
+    """Put properties in the order of the alternative that the value satisfies; integral numbers become integers.
+
+    That order is what a schema asks for here, beside what the standard has it ask: router/README.md.
+    """
+    definitions = {"$defs": root.get("$defs", {})} if isinstance(root, dict) else {}
+    options = (option for option in _options(schema, root) if ANY_PATTERN(option | definitions).is_valid(value))
+    option = next(options, {})
     if isinstance(value, list):
-        arrays = [option for option in options if option.get("type") == "array"]
-        items = arrays[0].get("items", True) if arrays else True
-        prefix = arrays[0].get("prefixItems", []) if arrays else []
-        return [_ordered(item, prefix[i] if i < len(prefix) else items, root) for i, item in enumerate(value)]
+        prefix, rest = option.get("prefixItems", []), option.get("items", True)
+        return [_ordered(item, prefix[i] if i < len(prefix) else rest, root) for i, item in enumerate(value)]
     if not isinstance(value, dict):
         return int(value) if isinstance(value, float) and value.is_integer() else value
-    objects = [option for option in options if option.get("type") == "object"] or [{}]
-    best = max(objects, key=lambda option: len(value.keys() & option.get("properties", {}).keys()))
-    names = [*best.get("properties", {}), *value]
-    keys = sorted(value, key=names.index)
-    rest = next(iter(best.get("patternProperties", {}).values()), best.get("additionalProperties", True))
-    return {key: _ordered(value[key], best.get("properties", {}).get(key, rest), root) for key in keys}
+    properties = option.get("properties", {})
+    names = [*properties, *value]
+    rest = next(iter(option.get("patternProperties", {}).values()), option.get("additionalProperties", True))
+    return {key: _ordered(value[key], properties.get(key, rest), root) for key in sorted(value, key=names.index)}
 
 
 def _options(schema: Any, root: Any) -> Iterator[dict[str, Any]]:

@@ -23,15 +23,16 @@ from baton.router.tokenizer_files import load_tokenizer
 
 TOLERANCE = 1e-3  # of a target's log-likelihood
 
+# The targets to score are long, so that an error in each token would add up.
 TASK = """
 task: {task}
 dataset_path: json
 dataset_kwargs: {{data_files: {{test: {file}}}}}
 test_split: test
-doc_to_text: "Question: {{{{question}}}}\\nAnswer:"
-doc_to_target: " {{{{answer.splitlines()[0]}}}}"
 """
 GENERATE = """
+doc_to_text: "Question: {{question}}\\nAnswer:"
+doc_to_target: " {{answer.splitlines()[0]}}"
 output_type: generate_until
 generation_kwargs: {until: ["Question:"], do_sample: false, temperature: 0.0, max_gen_toks: 128}
 metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
@@ -40,6 +41,8 @@ filter_list:
     filter: [{function: regex, group_select: -1, regex_pattern: "(-?[$0-9.,]{2,})|(-?[0-9]+)"}, {function: take_first}]
 """
 SCORE = """
+doc_to_text: "Question:"
+doc_to_target: " {{question}}\\nAnswer: {{answer}}"
 output_type: loglikelihood
 metric_list: [{metric: perplexity, aggregation: perplexity}, {metric: acc, aggregation: mean}]
 """

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import psutil
 
@@ -12,7 +13,9 @@ from baton.actors.engine.updates import BlockCounts
 from baton.actors.messages import PeerAddress, Role, WorkerInfo
 from baton.cluster.config import WorkerSpec
 from baton.cluster.errors import ProcessLostError
-from baton.cluster.processes import Life
+from baton.cluster.processes import Kept, Life, News, Place
+from baton.cluster.quarantine import Quarantined
+from baton.router.usage import Usage
 
 
 class FakeClock:
@@ -56,13 +59,18 @@ class FakeWorker:
     heard: list[str] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)  # drain, stop and kill, in order
     spec: WorkerSpec | None = None
+    place: Place | None = None
+    is_serving: bool = False  # and fails then
     may_drain: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def probe(self) -> Life[WorkerInfo]:
         await self._answer()
+        if self.failure and self.is_serving:
+            info = worker_info(self.name, role=self.role, life=self.life)
+            return Life(ready=info, failure=self.failure, place=self.place)
         if self.failure or self.loading:
-            return Life(failure=self.failure)
-        return Life(ready=worker_info(self.name, role=self.role, life=self.life), busy_s=self.busy_s)
+            return Life(failure=self.failure, place=self.place)
+        return Life(ready=worker_info(self.name, role=self.role, life=self.life), place=self.place, busy_s=self.busy_s)
 
     async def _answer(self) -> None:
         if self.lost:
@@ -109,6 +117,9 @@ class FakeGateway:
     refusals: int = 0  # how many further calls of set_workers are lost
     calls: list[list[str]] = field(default_factory=list)
     stopped: bool = False
+    is_decoder_coming: bool = False  # as told last
+    served: Usage = field(default_factory=Usage)
+    num_polls_to_connect: int = 0
 
     async def probe(self) -> Life[str]:
         if self.lost:
@@ -117,11 +128,19 @@ class FakeGateway:
             return Life(failure=self.failure)
         return Life(ready="http://127.0.0.1:8000")
 
-    async def set_workers(self, workers: list[WorkerInfo]) -> None:
+    async def set_workers(self, news: News) -> None:
         if self.refusals:
             self.refusals -= 1
             raise ProcessLostError(self.name, "no route", certain=False)
-        self.calls.append([worker.peer.incarnation for worker in workers])
+        self.calls.append([worker.peer.incarnation for worker in news.workers])
+        self.is_decoder_coming = news.is_decoder_coming
+
+    async def usage(self) -> Usage:
+        return self.served
+
+    async def is_connected(self) -> bool:
+        self.num_polls_to_connect -= 1
+        return self.num_polls_to_connect < 0
 
     async def stop(self) -> None:
         self.stopped = True
@@ -140,6 +159,9 @@ class FakeLauncher:
         self.is_closed = False
         self.placed: set[str] = set()
         self.launched: list[str] = []
+        self.kept: list[str] = []
+        self.requested: list[str] = []
+        self.gone_nodes: set[str] = set()
         self._prepared: dict[str, FakeWorker] = {}
 
     def prepare(self, worker: FakeWorker) -> FakeWorker:
@@ -178,6 +200,15 @@ class FakeLauncher:
 
     def release(self, worker_id: str) -> None:
         self.placed.discard(worker_id)
+
+    def keep(self, places: Collection[Kept]) -> None:
+        self.kept = [bad.name for bad in cast("Collection[Quarantined]", places)]
+
+    def request(self, specs: Sequence[WorkerSpec]) -> None:
+        self.requested = [spec.worker_id for spec in specs]
+
+    def is_there(self, node_id: str) -> bool:
+        return node_id not in self.gone_nodes
 
     async def close(self) -> None:
         self.is_closed = True

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-import httpx
 import pytest_asyncio
 
 from baton.cluster.config import ClusterConfig
@@ -33,9 +31,6 @@ async def serving_cluster(shared_ray: None) -> AsyncGenerator[Serve]:
         async def serve(config: ClusterConfig) -> ServingCluster:
             supervisor = Supervisor(Desired.of(config), RayLauncher(config))
             address = await stack.enter_async_context(supervised(supervisor))
-            async with asyncio.timeout(60), httpx.AsyncClient(base_url=address, timeout=60) as http:
-                while (await http.get("/health")).status_code != 200:  # the gateway connects a moment after the start
-                    await asyncio.sleep(0.1)
             return ServingCluster(address, supervisor)
 
         yield serve

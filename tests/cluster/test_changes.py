@@ -9,7 +9,8 @@ from cluster_fakes import FakeClock, FakeLauncher, FakeWorker, MemoryStore
 
 from baton.cluster.config import ClusterConfig
 from baton.cluster.desired import Desired
-from baton.cluster.errors import ResourcesShortError
+from baton.cluster.errors import OperationRefusedError, ResourcesShortError
+from baton.cluster.processes import Place
 from baton.cluster.supervisor import Supervisor
 
 CONFIG = ClusterConfig.model_validate(
@@ -102,6 +103,27 @@ async def test_a_rolling_restart_takes_one_worker_at_a_time(cluster: Cluster) ->
     assert cluster.supervisor.is_settled()
 
 
+async def test_gateways_know_that_a_replaced_or_dead_decode_worker_comes_back_unless_it_dies_again_and_again(
+    cluster: Cluster,
+) -> None:
+    gateway = cluster.launcher.gateway
+    cluster.want(cluster.desired.restarted(["decode-0"]))
+    await cluster.ticks()
+    assert gateway.is_decoder_coming
+    cluster.worker("decode-0").may_drain.set()
+    await cluster.ticks()
+    assert not gateway.is_decoder_coming
+    for is_promised in (True, True, False):
+        cluster.worker("decode-1").die(certain=True)
+        await cluster.ticks(1)
+        assert gateway.is_decoder_coming is is_promised
+        cluster.clock.time_s += 10
+        await cluster.ticks(2)
+    cluster.worker("prefill-0").die(certain=False)
+    await cluster.ticks(1)
+    assert not gateway.is_decoder_coming
+
+
 async def test_a_rolling_restart_waits_while_another_worker_is_down(cluster: Cluster) -> None:
     cluster.worker("decode-1").die(certain=False)
     await cluster.ticks(1)
@@ -188,6 +210,71 @@ async def test_a_start_that_fails_later_is_tried_again_in_another_process(cluste
     cluster.clock.time_s += 2
     await cluster.ticks()
     assert cluster.told() == ["prefill-0/0", "decode-0/2", "decode-1/0"]
+
+
+ECC = "AcceleratorError: CUDA error: uncorrectable ECC error encountered"
+
+
+def place(node: str, *devices: str) -> Place:
+    return Place(node_id=node, host="10.0.0.1", devices=devices)
+
+
+async def test_a_device_that_fails_is_left_at_once_and_for_good(cluster: Cluster) -> None:
+    worker = cluster.worker("decode-0")
+    worker.place, worker.failure, worker.is_serving = place("n1", "3"), ECC, True
+    await cluster.ticks()
+    assert worker.asked == ["kill"]
+    (bad,) = cluster.desired.quarantine
+    assert (bad.name, bad.worker_id, bad.why) == ("n1/gpu3", "decode-0", ECC)
+    assert cluster.launcher.kept == ["n1/gpu3"]
+    assert cluster.told() == ["prefill-0/0", "decode-0/1", "decode-1/0"]
+    assert cluster.worker("prefill-0").heard == ["decode-0/0"]
+    after = await follower(cluster)
+    await after.ticks()
+    assert after.launcher.kept == ["n1/gpu3"]
+    after.want(after.desired.released("n1/gpu3"))
+    await after.ticks(1)
+    assert after.launcher.kept == []
+    with pytest.raises(OperationRefusedError, match="'n1/gpu3' is not in quarantine; nothing is"):
+        after.desired.released("n1/gpu3")
+
+
+async def fail_to_start(cluster: Cluster, name: str, times: int, where: Place) -> None:
+    cluster.worker(name).die(certain=True)
+    for _ in range(times):
+        broken = cluster.launcher.prepare(FakeWorker(name, "decode", failure="RuntimeError: no", place=where))
+        while broken.asked != ["kill"]:
+            await cluster.ticks(1)
+            cluster.clock.time_s += 10
+
+
+async def test_a_place_where_starts_fail_again_and_again_is_left(cluster: Cluster) -> None:
+    cluster.worker("decode-1").place = place("n2")
+    await cluster.ticks(1)
+    await fail_to_start(cluster, "decode-0", 2, place("n1"))
+    assert not cluster.desired.quarantine
+    await fail_to_start(cluster, "decode-0", 1, place("n1"))
+    (bad,) = cluster.desired.quarantine
+    assert (bad.name, bad.why) == ("n1", "failed 3 times in a row here: RuntimeError: no")
+    cluster.clock.time_s += 10
+    await cluster.ticks()
+    assert cluster.supervisor.is_settled()
+
+
+async def test_settings_with_which_nobody_starts_put_no_place_into_quarantine(cluster: Cluster) -> None:
+    for name in ("prefill-0", "decode-1"):
+        cluster.worker(name).die(certain=False)
+    await fail_to_start(cluster, "decode-0", 4, place("n1"))
+    assert not cluster.desired.quarantine
+
+
+async def test_a_place_whose_node_has_left_is_forgotten(cluster: Cluster) -> None:
+    worker = cluster.worker("decode-0")
+    worker.place, worker.failure, worker.is_serving = place("n1", "3"), ECC, True
+    await cluster.ticks()
+    cluster.launcher.gone_nodes.add("n1")
+    await cluster.ticks(1)
+    assert not cluster.desired.quarantine and cluster.launcher.kept == []
 
 
 # A controller that follows another.

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.usefixture
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def operator(shared_ray: None) -> AsyncGenerator[Operator]:
     operator = Operator("fakes")
-    await operator.up(fake_config(name="fakes"), worker=build_fake_worker)
+    await operator.up(fake_config(name="fakes", gateways=2), worker=build_fake_worker)
     await operator.until_settled(60)
     yield operator
     await operator.down()
@@ -41,6 +41,9 @@ async def test_deaths_and_changes_under_load_lose_no_request(operator: Operator)
     async with Load(lambda: gateways) as load:
         await asyncio.sleep(1)
         os.kill(await pid(operator, "decode-0"), signal.SIGKILL)
+        await asyncio.sleep(1)
+        await operator.until_settled(60)
+        os.kill(await pid(operator, "gateway-0"), signal.SIGTERM)  # which lets its streams end
         await asyncio.sleep(1)
         await operator.until_settled(60)
         ray.kill(find_controller("fakes"), no_restart=False)

@@ -83,6 +83,26 @@ async def test_a_worker_that_cannot_go_on_gets_a_new_process() -> None:
                 await asyncio.sleep(0.05)
 
 
+async def test_a_gpu_that_fails_is_kept_from_use_until_it_is_released() -> None:
+    running = supervisor(config(model="bad gpu 0", pools={"both": {"replicas": 2, "num_gpus": 1}}))
+    async with supervised(running):
+        async with asyncio.timeout(20):
+            while not running.desired.quarantine:
+                await asyncio.sleep(0.05)
+        (bad,) = running.desired.quarantine
+        assert bad.place.devices == ("0",) and "uncorrectable ECC" in bad.why
+        await asyncio.sleep(1)
+        (other,) = running.workers()
+        left = next(status for status in running.statuses() if status.name == bad.worker_id)
+        assert other.peer.worker_id != bad.worker_id and left.state == "waiting"
+        assert "1 are in quarantine" in (left.failure or "")
+        running.desired = running.desired.without(bad.worker_id).released(bad.name)
+        async with asyncio.timeout(20):
+            while ray.available_resources().get("GPU") != 1:
+                await asyncio.sleep(0.05)
+    await until_free(8)
+
+
 async def test_a_worker_that_cannot_start_says_why_and_nothing_is_left() -> None:
     with pytest.raises(StartError, match="-0 did not start: ValueError: these weights are broken"):
         await supervisor(config(model="broken")).start()
@@ -103,6 +123,6 @@ async def test_more_than_the_cluster_has_is_refused_at_once() -> None:
 
 async def test_what_others_hold_is_waited_for_until_the_deadline_and_nothing_stays_reserved() -> None:
     async with supervised(supervisor(config())):
-        with pytest.raises(ResourcesShortError, match="but 1 not placed with 2 CPU free"):
+        with pytest.raises(ResourcesShortError, match="but 1 not placed with 2 CPU \\+ 2 GPU free"):
             await supervisor(config(pools={"both": {"replicas": 2, "num_cpus": 3}})).start()
         await until_free(8 - 3)

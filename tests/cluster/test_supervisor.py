@@ -59,6 +59,12 @@ async def test_start_waits_for_the_slowest_worker(cluster: Cluster) -> None:
     assert cluster.told() == EVERYONE
 
 
+async def test_start_waits_until_the_gateway_can_reach_them(cluster: Cluster) -> None:
+    cluster.launcher.gateway.num_polls_to_connect = 3
+    await cluster.supervisor.start()
+    assert cluster.launcher.gateway.num_polls_to_connect == -1
+
+
 async def test_start_fails_with_the_workers_own_words_and_leaves_nothing(cluster: Cluster) -> None:
     cluster.launcher.prepare(FakeWorker("decode-0", "decode", failure="OutOfMemoryError: 3 GiB short"))
     with pytest.raises(StartError, match="decode-0 did not start: OutOfMemoryError: 3 GiB short"):

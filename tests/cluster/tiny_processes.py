@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from uuid import uuid4
 
 from baton.actors.engine.updates import BlockCounts
 from baton.actors.messages import PeerAddress, Role, WorkerInfo
 from baton.cluster.config import ClusterConfig, WorkerSpec
+from baton.router.usage import Usage
 
 
 class TinyWorker:
@@ -24,6 +26,8 @@ class TinyWorker:
         self.failed = loop.create_future()
         if self._spec.config.model == "fragile":
             loop.call_later(0.1, self.failed.set_exception, RuntimeError("the engine is gone"))
+        if os.environ.get("CUDA_VISIBLE_DEVICES") == self._spec.config.model.removeprefix("bad gpu "):
+            loop.call_later(0.1, self.failed.set_exception, RuntimeError("CUDA error: uncorrectable ECC error"))
         self._incarnation = uuid4().hex
         return self.info()
 
@@ -63,6 +67,9 @@ class TinyWorker:
 
 
 class TinyGateway:
+    def usage(self) -> Usage:
+        return Usage()
+
     def __init__(self, config: ClusterConfig, index: int) -> None:
         self._port = config.gateway_router(index).port
 
@@ -71,8 +78,11 @@ class TinyGateway:
             raise OSError(98, "Address already in use")
         return f"pid:{os.getpid()}"
 
-    async def set_workers(self, workers: list[WorkerInfo]) -> None:
+    async def set_workers(self, workers: Sequence[WorkerInfo], *, is_decoder_coming: bool = False) -> None:
         pass
+
+    def is_connected(self) -> bool:
+        return True
 
     async def stop(self) -> None:
         pass

@@ -20,12 +20,13 @@ from baton.kernels.fingerprint_triton import fingerprint_triton
 from baton.kernels.gated_activation_triton import gated_activation_triton
 from baton.kernels.kv_pack_triton import pack_triton
 from baton.kernels.kv_quant_triton import dequantise_kv_triton, quantise_kv_triton
-from baton.kernels.rms_norm_triton import add_rms_norm_triton, rms_norm_triton
+from baton.kernels.rms_norm_triton import rms_norm_triton
 from baton.kernels.rope_store import QKNorm, TokenPlaces
 from baton.kernels.rope_store_triton import rope_and_store_triton
 from baton.kernels.sampling import LogitBias, Penalties, SamplingTensors
 from baton.kernels.sampling_triton import sample_triton
 from baton.kernels.skinny_linear_triton import skinny_linear_add, skinny_norm_linear, skinny_norm_silu_linear
+from baton.kernels.verify_rejection_triton import rejection_ids_triton
 
 BF16 = torch.bfloat16
 SHAPE = AttentionShape(num_heads=32, num_kv_heads=8, head_dim=128, block_size=16, scale=0.1)
@@ -61,7 +62,6 @@ class HopperDriver:
 def elementwise() -> None:
     x, weight = torch.zeros(4, 4096, dtype=BF16), torch.zeros(4096, dtype=BF16)
     rms_norm_triton(x, weight, 1e-5)
-    add_rms_norm_triton(x, x, weight, 1e-5)
     gated_activation_triton(x, "silu")
     gated_activation_triton(x, "gelu_tanh")
 
@@ -91,6 +91,12 @@ def sampler() -> None:
     sample_triton(logits, SamplingTensors(real, whole, whole, whole.int(), real, real, penalties, bias, allowed))
 
 
+def verification() -> None:
+    probabilities, whole = torch.zeros(4, 128256), torch.zeros(4, dtype=torch.int64)
+    rejection_ids_triton(probabilities, probabilities, whole, whole, whole)
+    rejection_ids_triton(probabilities, None, whole, whole, whole)
+
+
 def linears() -> None:
     weight = torch.zeros(256, 2048, dtype=BF16)
     norm = torch.zeros(2048, dtype=BF16)
@@ -115,5 +121,6 @@ if __name__ == "__main__":
     elementwise()
     cache()
     sampler()
+    verification()
     linears()
     attention()

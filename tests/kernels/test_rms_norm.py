@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from baton.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
-from baton.kernels.rms_norm_triton import add_rms_norm_triton, rms_norm_triton
+from baton.kernels.rms_norm import rms_norm, rms_norm_reference
+from baton.kernels.rms_norm_triton import rms_norm_triton
 
 SHAPES = [(1, 64), (5, 576), (3, 1000), (0, 64)]
 
@@ -15,21 +15,12 @@ def test_the_norm_is_x_over_its_root_mean_square() -> None:
     torch.testing.assert_close(rms_norm(x, weight, 1e-5), expected)
 
 
-def test_the_sum_is_returned_as_the_new_residual() -> None:
-    x, residual, weight = torch.randn(3, 8), torch.randn(3, 8), torch.randn(8)
-    result = add_rms_norm(x, residual, weight, 1e-5)
-    torch.testing.assert_close(result.residual, x + residual)
-    torch.testing.assert_close(result.normed, rms_norm(x + residual, weight, 1e-5))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_triton_equals_the_reference(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
-    x, residual = torch.randn(2, *shape, device=device).to(dtype)
+    x = torch.randn(shape, device=device).to(dtype)
     weight = torch.randn(shape[1], device=device).to(dtype)
     torch.testing.assert_close(rms_norm_triton(x, weight, 1e-5), rms_norm_reference(x, weight, 1e-5))
-    expected = add_rms_norm_reference(x, residual, weight, 1e-5)
-    torch.testing.assert_close(add_rms_norm_triton(x, residual, weight, 1e-5), expected)
 
 
 def test_triton_accepts_rows_of_a_wider_tensor(device: torch.device) -> None:

@@ -64,12 +64,12 @@ class Rig:
 
 @asynccontextmanager
 async def rig(
-    *workers: FakeWorker, config: RouterConfig | None = None, timeout_s: float = 20
+    *workers: FakeWorker, config: RouterConfig | None = None, timeout_s: float = 20, grace_s: float = 0
 ) -> AsyncGenerator[Rig, None]:
     config = config or APART
     metrics = Metrics()
     index = PrefixIndex(predicted_s=config.predicted_prefix_s)
-    membership = Membership(index, FAST)
+    membership = Membership(index, FAST, grace_s=grace_s)
     limits = AdmissionLimits(
         max_requests=config.max_queued_requests,
         max_tokens=config.max_queued_tokens,

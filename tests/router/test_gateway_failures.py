@@ -160,7 +160,7 @@ async def test_a_stopping_gateway_ends_what_runs_and_refuses_what_comes(tokenize
         await until(lambda: worker.num_steps_allowed == 0)
         stop = asyncio.create_task(api.gateway.stop())
         await asyncio.sleep(0)
-        assert (await api.http.get("/health")).json()["reason"] == "this gateway is shutting down"
+        assert (await api.http.get("/health")).json() == {"status": "draining"}
         assert (await api.http.get("/live")).status_code == 200
         assert (await api.chat()).status_code == 503
         worker.num_steps_allowed = None

@@ -165,6 +165,18 @@ async def test_the_best_of_several_are_returned(tokenizer: Tokenizer) -> None:
         assert all(choice["logprobs"] is None for choice in body["choices"])
 
 
+async def test_the_answer_that_most_give_is_returned(tokenizer: Tokenizer) -> None:
+    worker = FakeWorker(lambda request: [tokenizer.encode_prompt_now("42" if request.sampling.seed % 3 else "7")])
+    async with served(tokenizer, worker) as api:
+        seed = 3  # choice 0 keeps it: 3 % 3 == 0 says 7
+        choices = (await api.chat(best_of=8, n=2, seed=seed, rank_by="votes")).json()["choices"]
+        said = ["42" if submit.request.sampling.seed % 3 else "7" for submit in worker.submits]
+        most = max(set(said), key=said.count)
+        assert {"7", "42"} == set(said) and said.count("7") != 4
+        assert [choice["message"]["content"] for choice in choices] == [most, most]
+        assert (await api.chat(rank_by="votes")).json()["error"]["param"] == "rank_by"
+
+
 async def test_reasoning_is_streamed_apart(tokenizer: Tokenizer) -> None:
     thinker = Tokenizer(tokenizer._hf)
     thinker.chat_template += "{# </think> #}"

@@ -5,6 +5,8 @@ import asyncio
 import pytest
 from fake_workers import FakeWorker
 
+from baton.router.config import PolicyName, RouterConfig
+from baton.router.errors import NoWorkers
 from tests.router.rig import a_request, rig, tokens_of, until
 
 
@@ -52,6 +54,37 @@ async def test_a_new_life_of_a_worker_replaces_the_old_at_once() -> None:
         assert router.membership.decoders()[0].incarnation == other.incarnation
         assert len(tokens_of(await router.run(a_request("new")))) == 8
         await other.kill()
+
+
+async def test_requests_wait_for_a_worker_that_is_coming() -> None:
+    first, second = FakeWorker(worker_id="a"), FakeWorker(worker_id="a")
+    first.num_steps_allowed = 3
+    async with rig(first, grace_s=2) as router:
+        running = asyncio.create_task(router.run(a_request("running")))
+        await until(lambda: first.num_running == 1)
+        await router.membership.set_workers([], is_decoder_coming=True)
+        new = asyncio.create_task(router.run(a_request("new")))
+        await first.kill()
+        await asyncio.sleep(0.05)
+        assert not running.done() and not new.done()
+        await router.membership.set_workers([await second.start()], is_decoder_coming=False)
+        assert tokens_of(await running) == tokens_of(await new)
+        assert router.is_idle()
+        await second.kill()
+
+
+async def test_who_waits_for_a_worker_is_refused_when_none_comes_after_all() -> None:
+    async with rig() as router:
+        await router.membership.set_workers([], is_decoder_coming=True)
+        new = asyncio.create_task(router.run(a_request("new")))
+        await asyncio.sleep(0.01)
+        await router.membership.set_workers([])
+        with pytest.raises(NoWorkers):
+            await new
+    async with rig(config=RouterConfig(policy=PolicyName.CACHE_AWARE, max_queue_s=0.05)) as router:
+        await router.membership.set_workers([], is_decoder_coming=True)
+        with pytest.raises(NoWorkers, match="no decode worker has registered: try again"):
+            await router.run(a_request("new"))
 
 
 async def test_workers_with_one_id_are_refused() -> None:

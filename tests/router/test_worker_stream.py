@@ -53,6 +53,25 @@ async def test_each_request_gets_its_own_outputs() -> None:
         await stream.wait_idle()
 
 
+async def test_closing_ends_whatever_an_attempt_to_connect_is_doing() -> None:
+    """gRPC swallows a cancellation that meets the refusal of a connection: closings all around that moment."""
+    worker = FakeWorker()
+    info = await worker.start()
+    await worker.kill()
+    now = asyncio.get_running_loop().time
+    delay_s = 0.003
+    async with asyncio.timeout(30):
+        for _ in range(300):
+            has_failed = asyncio.Event()
+            stream = WorkerStream(info, PrefixIndex(), FAST, lambda _, event=has_failed: event.set())
+            stream.start()
+            close_at = now() + delay_s
+            while now() < close_at and not has_failed.is_set():
+                await asyncio.sleep(0)
+            delay_s *= 0.98 if has_failed.is_set() else 1.01
+            await stream.close()
+
+
 async def test_ending_a_request_early_cancels_it_on_the_worker_once() -> None:
     worker = FakeWorker()
     worker.num_steps_allowed = 1

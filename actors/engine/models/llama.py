@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from baton.actors.engine.model_config import LayerConfig, ModelConfig, RopeConfig
 from baton.actors.engine.models.model import StepInputs
 from baton.actors.engine.rope import cos_sin_table
-from baton.actors.engine.weights import Weights
+from baton.actors.engine.weights import Shard, Weights
 from baton.kernels.attention import AttentionBackend, AttentionShape
 from baton.kernels.fused_linear import NormWeight, linear_add, norm_gated_linear, norm_linear
 from baton.kernels.gated_activation import ActivationKind
@@ -37,6 +37,8 @@ class LayerCache:
 
 class LlamaLayer:
     mlp_norm_name: ClassVar[str] = "post_attention_layernorm"
+    num_inputs: ClassVar[int] = 1  # vectors of the hidden size that q, k and v read side by side
+    has_input_norm: ClassVar[bool] = True
     has_qkv_bias: ClassVar[bool] = False
     has_qk_norm: ClassVar[bool] = False
 
@@ -48,11 +50,12 @@ class LlamaLayer:
         attention_width, bias = config.num_heads * config.head_dim, config.attention_bias
         self.shape = shape
         self.activation: ActivationKind = config.activation
-        self.input_norm = _norm(weights, f"{prefix}.input_layernorm", config)
-        self.qkv = weights.merged_linear(qkv, hidden, bias=bias or self.has_qkv_bias)
+        if self.has_input_norm:
+            self.input_norm = read_norm(weights, f"{prefix}.input_layernorm", config)
+        self.qkv = weights.merged_linear(qkv, self.num_inputs * hidden, bias=bias or self.has_qkv_bias)
         self.qk_norm = _qk_norm(weights, f"{prefix}.self_attn", config) if self.has_qk_norm else None
         self.o = weights.reduced_linear(f"{prefix}.self_attn.o_proj", hidden, attention_width, bias=bias)
-        self.mlp_norm = _norm(weights, f"{prefix}.{self.mlp_norm_name}", config)
+        self.mlp_norm = read_norm(weights, f"{prefix}.{self.mlp_norm_name}", config)
         self.gate_up = weights.merged_linear(gate_up, hidden)
         self.down = weights.reduced_linear(f"{prefix}.mlp.down_proj", hidden, width)
 
@@ -64,7 +67,13 @@ class LlamaLayer:
 
     def mix(self, h: torch.Tensor, cos_sin: torch.Tensor, cache: LayerCache) -> torch.Tensor:
         """Attention before its output projection: [num_tokens, num_heads * head_dim]."""
-        qkv = norm_linear(h, self.input_norm, self.qkv)
+        return self.mix_qkv(self.project(h), cos_sin, cache)
+
+    def project(self, h: torch.Tensor) -> torch.Tensor:
+        """The merged q, k and v: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]."""
+        return norm_linear(h, self.input_norm, self.qkv)
+
+    def mix_qkv(self, qkv: torch.Tensor, cos_sin: torch.Tensor, cache: LayerCache) -> torch.Tensor:
         query = rope_and_store(qkv, cos_sin, cache.kv, cache.places, self.shape, self.qk_norm)
         return cache.backend.run(query, cache.kv).flatten(1)
 
@@ -74,11 +83,11 @@ class Llama:
 
     def __init__(self, config: ModelConfig, weights: Weights, block_size: int, max_context: int) -> None:
         self.config = config
-        shapes = [_attention_shape(config, layer, weights, block_size) for layer in config.layers]
+        shapes = [attention_shape(config, layer, weights.shard, block_size) for layer in config.layers]
         self.shapes = tuple(dict.fromkeys(shapes))
         self.embeddings = weights.tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         self.layers = [self.layer_type(weights, f"model.layers.{i}", config, shape) for i, shape in enumerate(shapes)]
-        self.final_norm = _norm(weights, "model.norm", config)
+        self.final_norm = read_norm(weights, "model.norm", config)
         tied = self.embeddings if config.tie_embeddings else None
         self.lm_head = weights.gathered_linear("lm_head", config.vocab_size, config.hidden_size, tied=tied)
         tables = _rope_tables(config, weights, max_context)
@@ -103,7 +112,7 @@ class Llama:
         return rms_norm(hidden, self.final_norm.weight, self.final_norm.eps)
 
 
-def _norm(weights: Weights, name: str, config: ModelConfig) -> NormWeight:
+def read_norm(weights: Weights, name: str, config: ModelConfig) -> NormWeight:
     return NormWeight(weights.norm(name, config.hidden_size, config.norm_offset), config.rms_norm_eps)
 
 
@@ -112,10 +121,10 @@ def _qk_norm(weights: Weights, prefix: str, config: ModelConfig) -> QKNorm:
     return QKNorm(q, k, config.rms_norm_eps)
 
 
-def _attention_shape(config: ModelConfig, layer: LayerConfig, weights: Weights, block_size: int) -> AttentionShape:
+def attention_shape(config: ModelConfig, layer: LayerConfig, shard: Shard, block_size: int) -> AttentionShape:
     return AttentionShape(
-        num_heads=weights.shard.split(config.num_heads, "num_attention_heads"),
-        num_kv_heads=weights.shard.split(config.num_kv_heads, "num_key_value_heads"),
+        num_heads=shard.split(config.num_heads, "num_attention_heads"),
+        num_kv_heads=shard.split(config.num_kv_heads, "num_key_value_heads"),
         head_dim=config.head_dim,
         block_size=block_size,
         scale=config.attention_scale,

@@ -10,6 +10,7 @@ from baton.actors.engine.batch_wire import BatchDecoder, BatchEncoder
 from baton.actors.engine.config import EngineConfig
 from baton.actors.engine.engine import Engine
 from baton.actors.engine.request import Request, SamplingParams
+from baton.actors.engine.speculation import Speculation
 from baton.actors.engine.updates import Update
 from tests.fakes import FakeRunner, FakeStep, fake_output
 
@@ -66,6 +67,7 @@ class Rig:
     max_context: int = 100_000
     config: dict[str, Any] = field(default_factory=dict[str, Any])
     is_wired: bool = False
+    speculation: Speculation | None = None
     tokens: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     finished: dict[str, Update] = field(default_factory=dict[str, Update])
     num_steps: int = 0
@@ -78,6 +80,7 @@ class Rig:
             num_blocks=self.num_blocks,
             max_context=self.max_context,
             eos_token_ids=EOS,
+            speculation=self.speculation,
         )
         self.requests: dict[str, Request] = {}
 

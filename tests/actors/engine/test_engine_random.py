@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from baton.actors.engine.imports import QuarantineKey
 from baton.actors.engine.request import Request
 from tests.actors.engine.rig import Rig, make_request
+from tests.actors.engine.scripted import scripted, some_right
 from tests.fakes import fake_kv, fake_output
 
 BLOCK_SIZE = 4
@@ -35,9 +36,12 @@ class EngineMachine(RuleBasedStateMachine):
         max_prefill_chunk=st.integers(1, 20),
         headroom_blocks=st.integers(0, 1),
         max_overtakes=st.integers(0, 3),
+        most_drafts=st.integers(0, 6),
+        by_cost=st.booleans(),
     )
-    def build(self, num_blocks: int, is_wired: bool, **config: int) -> None:
-        self.rig = Rig(num_blocks, BLOCK_SIZE, config=config, is_wired=is_wired)
+    def build(self, num_blocks: int, is_wired: bool, most_drafts: int, by_cost: bool, **config: int) -> None:
+        speculation = scripted(some_right, most_drafts, by_cost=by_cost) if most_drafts else None
+        self.rig = Rig(num_blocks, BLOCK_SIZE, config=config, is_wired=is_wired, speculation=speculation)
         self.number = 0
         self.exports: dict[str, Request] = {}
         self.imports: list[Handover] = []

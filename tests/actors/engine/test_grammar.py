@@ -101,18 +101,22 @@ def test_a_vocabulary_that_cannot_go_on_ends_the_output() -> None:
 
 
 @pytest.mark.parametrize("num_accepted", range(9))
-def test_rolling_drafts_back_leaves_the_state_of_the_accepted_tokens(num_accepted: int) -> None:
-    grammar = STORE.get(TIME)
+def test_a_window_of_drafts_has_a_mask_each_and_leaves_the_state_of_the_accepted_ones(num_accepted: int) -> None:
+    slots = SlotGrammars(STORE, VOCAB, [EOS])
+    slots.admit(admission(0, TIME))
     drafts = [*b"12:30", EOS, EOS, ord("x")]  # a window that runs past the end
-    match = Match(grammar, drafts)
-    match.roll_back(len(drafts) - num_accepted)
-    expected = Match(grammar, drafts[:num_accepted])
-    masks = torch.zeros(2, -(-VOCAB // 32), dtype=torch.int32)
-    assert match.is_over == expected.is_over
-    for index, one in enumerate((match, expected)):
-        if not one.is_over:
-            one.matcher.fill_next_token_bitmask(masks, index)
-    assert torch.equal(masks[0], masks[1])
+    window = [Row(0, 3, 1 + num, (0, *drafts[:num]), [0], True, num) for num in range(len(drafts) + 1)]
+    masks = slots.mask(window)
+    slots.note(window, Sampled([*drafts[:num_accepted], ord("1"), *[-1] * (len(drafts) - num_accepted)]))
+    after = slots.mask([row(0)])
+    alone = SlotGrammars(STORE, VOCAB, [EOS])
+    alone.admit(admission(0, TIME))
+    for index, token in enumerate([*drafts[:num_accepted], ord("1")]):
+        mask = alone.mask([row(0)])
+        assert masks is not None and mask is not None and torch.equal(masks[index], mask[0])
+        alone.note([row(0)], Sampled([token]))
+    expected = alone.mask([row(0)])
+    assert after is not None and expected is not None and torch.equal(after, expected)
 
 
 def test_a_held_grammar_is_not_compiled_again() -> None:

@@ -48,3 +48,8 @@ def test_a_folder_without_a_model_config_is_refused(tmp_path: Path) -> None:
         resolve_model(str(tmp_path))
     (tmp_path / "config.json").touch()
     assert resolve_model(str(tmp_path)) == tmp_path.resolve()
+
+
+def test_a_bundled_drafter_is_named_by_its_folder() -> None:
+    with pytest.raises(ModelNotFoundError, match=r"'baton:nothing': no drafter of that name.*there is: "):
+        resolve_model("baton:nothing")
