@@ -116,6 +116,8 @@ class Dispatcher:
         finally:
             place.leave()
             self.admission.note_end(place, progress.num_tokens)
+            if progress.num_tokens:
+                self._router.note_end(progress.num_tokens)
 
     async def _turn(self, place: Place) -> None:
         try:
