@@ -14,7 +14,8 @@ demo: .venv/run
 # Two halves at once, of one thread each; each prints when it has ended. What has NIXL's threads must not share a process
 # with Ray's tests, since Ray forks.
 test: lint
-	OMP_NUM_THREADS=1 $(MAKE) --jobs=2 --output-sync=target test-engine test-cluster
+	@echo "two halves run at once; each prints when it has ended, after five to fifteen minutes"
+	@OMP_NUM_THREADS=1 $(MAKE) --jobs=2 --output-sync=target test-engine test-cluster
 
 test-engine:
 	$(BIN)/pytest tests/actors
