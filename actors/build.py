@@ -138,7 +138,7 @@ def join_engine(
     overlap = placement.device.type == "cuda" if config.engine.overlap is None else config.engine.overlap
     num_blocks = share.kv.shape[0]
     cost, work = ModelCost.of_model(model.config, placement.dtype.itemsize, config.tensor_parallel), WorkDone()
-    speculation = make_speculation(config.engine.speculation, share.module, overlap=overlap)
+    speculation = make_speculation(config.engine.speculation, share.module, share.grammars, overlap=overlap)
     engine = Engine(
         config.engine.model_copy(update={"overlap": overlap}),
         MeteredRunner(ranks.lead(share.runner), cost, work),

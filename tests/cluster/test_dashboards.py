@@ -12,6 +12,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from baton.actors.ceilings import Ceilings
+from baton.actors.engine.speculation import DraftCounts
 from baton.actors.engine.updates import BlockCounts
 from baton.actors.messages import KVEvents
 from baton.actors.metrics import WorkerMetrics
@@ -42,8 +43,7 @@ def exported() -> dict[str, set[str]]:
     worker = WorkerMetrics("w")
     counts = BlockCounts(total=1, free=1, cached=0, held=0)
     worker.on_report(StepReport((), KVEvents(), counts, 0, 0, 0, 0.0, 0.0, None, 0.0))
-    worker.state.drafts.add(2, 1)
-    worker.watch(worker.state.work, Ceilings(1.0, 1.0), lambda: worker_info("w"), {"decode": ()}, worker.state.drafts)
+    worker.watch(worker.state.work, Ceilings(1.0, 1.0), lambda: worker_info("w"), {"decode": ()}, DraftCounts([1], [1]))
     gateway = Metrics()
     gateway.watch_queue(lambda: 0, lambda: 0)
     series: dict[str, set[str]] = {"up": {"job", "process", "kind"}}

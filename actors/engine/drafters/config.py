@@ -6,9 +6,9 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-DrafterKind = Literal["ngram", "suffix", "draft_model", "eagle", "mtp", "medusa"]
+DrafterKind = Literal["ngram", "suffix", "grammar", "draft_model", "eagle", "mtp", "medusa"]
 NEEDS_MODEL = ("draft_model", "eagle", "medusa")
-TAKES_NO_MODEL = ("ngram", "suffix")
+TAKES_NO_MODEL = ("ngram", "suffix", "grammar")
 
 
 class SpeculationConfig(BaseModel):
