@@ -262,8 +262,8 @@ async def test_probes_models_and_version(tokenizer: Tokenizer) -> None:
         await worker.kill()
         await until(lambda: not api.gateway.membership.decoders())
         health = await api.http.get("/health")
-        assert health.status_code == 503
-        assert health.json()["reason"] == "none of the 1 known decode workers is connected"
+        reason = "none of the 1 known decode workers is connected"  # which is expected back for a while
+        assert (health.status_code, health.json()) == (200, {"status": "waiting", "reason": reason})
         assert (await api.http.get("/live")).status_code == 200
 
 
