@@ -45,16 +45,29 @@ class StepMeter:
 
 
 class PrefillShare:
-    """The share of a worker's time that lately went into prefill; what is `SHARE_S` ago counts e times less."""
+    """The share of a worker's time that lately went into prefill; what is `SHARE_S` ago counts e times less.
+
+    Time before the first prefill counts as never been, so that a young worker's share is not too low.
+    """
 
     def __init__(self) -> None:
         self._share = 0.0
         self._as_of = 0.0
+        self._since: float | None = None
 
     def add(self, prefill_ms: float, now: float) -> None:
         """Count a step that ends now."""
-        self._share = self.at(now) + prefill_ms / 1e3 / SHARE_S
+        if prefill_ms <= 0:
+            return
+        if self._since is None:
+            self._since = now - prefill_ms / 1e3
+        self._share = self._faded(now) + prefill_ms / 1e3 / SHARE_S
         self._as_of = now
 
     def at(self, now: float) -> float:
+        if self._since is None:
+            return 0.0
+        return min(self._faded(now) / (1 - exp((self._since - now) / SHARE_S)), 1.0)
+
+    def _faded(self, now: float) -> float:
         return self._share * exp((self._as_of - now) / SHARE_S)

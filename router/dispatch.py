@@ -51,7 +51,7 @@ class Dispatcher:
         self._max_attempts = max_attempts
         self._max_wait_s = limits.max_wait_s
         self._metrics = metrics
-        self.admission = Admission(limits, router.has_room, has_seat=self._has_seat)
+        self.admission = Admission(limits, router.has_room, has_seat=router.has_seat)
         metrics.watch_queue(lambda: self.admission.num_queued, lambda: self.admission.num_queued_tokens)
         membership.on_news = self._on_news
 
@@ -116,6 +116,8 @@ class Dispatcher:
         finally:
             place.leave()
             self.admission.note_end(place, progress.num_tokens)
+            if progress.num_tokens:
+                self._router.note_end(progress.num_tokens)
 
     async def _turn(self, place: Place) -> None:
         try:
@@ -155,9 +157,6 @@ class Dispatcher:
             self.admission.note_progress(outstanding)
         if stream is None or stream.has_room:
             self.admission.pump()
-
-    def _has_seat(self) -> bool:
-        return any(worker.has_seat for worker in self._membership.decoders())
 
     async def _attempt(
         self, request: Request, route: Route[WorkerStream], charge: Charge

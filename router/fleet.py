@@ -15,7 +15,7 @@ from baton.actors.step_cost import StepCost
 Column = NDArray[np.float64]
 
 
-NUM_FIGURES = 14
+NUM_FIGURES = 18
 SPARE_SEQUENCES = 1  # that may wait on a worker for a seat
 MIN_AVAILABLE = 0.05  # share of a worker's blocks, free or cached, below which what runs there needs them itself
 
@@ -39,6 +39,8 @@ class RoutedWorker:
         self.num_own_requests = 0  # this gateway's, charged before they are sent
         self.num_own_tokens = 0
         self.num_own_prefills = 0  # those of them that are prefilled here and have no first token yet
+        self.num_own_decodes = 0  # those of them that decode here, or will
+        self.num_own_decoding = 0  # ... and have their first token
         self.own_kv_tokens = 0  # of those that decode here, or will
         self.num_dispatched = 0
         # Charged after the last report, and between the last two. A worker counts what it had when a step began, and
@@ -66,6 +68,16 @@ class RoutedWorker:
         """Predicted time that computing these tokens takes."""
         context = self.load.waiting_context + self._fresh.context + self._recent.context
         return self.cost.prefill_token_ms * self.num_tokens + self.cost.prefill_context_ms * context
+
+    @property
+    def num_decoding(self) -> int:
+        """Sequences that decode there now: what a prompt's chunks hold up."""
+        return max(self.num_own_decoding, self.load.num_running - self.num_own_prefills)
+
+    @property
+    def num_decodes(self) -> int:
+        """Those, and the ones whose prompts are still computed, there or elsewhere."""
+        return max(self.num_own_decodes, self.num_decoding + self.load.num_importing)
 
     @property
     def kv_tokens(self) -> int:
@@ -130,6 +142,10 @@ class RoutedWorker:
             cost.prefill_context_ms,
             cost.decode_ms,
             cost.decode_token_ms,
+            self.num_decoding,
+            self.num_decodes,
+            self.has_room,
+            self.has_seat,
         )
 
 
@@ -208,4 +224,22 @@ class Pool:
     @property
     def costs(self) -> NDArray[np.float64]:
         """Coefficients as columns [part of StepCost][worker]."""
-        return self.figures[9:]
+        return self.figures[9:14]
+
+    @property
+    def num_decoding(self) -> Column:
+        """Sequences that decode there now."""
+        return self.figures[14]
+
+    @property
+    def num_decodes(self) -> Column:
+        """Those, and the ones that will."""
+        return self.figures[15]
+
+    @property
+    def has_room(self) -> NDArray[np.bool_]:
+        return self.figures[16] > 0
+
+    @property
+    def has_seat(self) -> NDArray[np.bool_]:
+        return self.figures[17] > 0

@@ -16,6 +16,8 @@ import numpy as np
 
 from baton.router.fleet import Column, Pool
 
+EXPECTED_OUTPUT = 256.0  # tokens, until some requests have ended
+
 
 @dataclass(frozen=True, slots=True)
 class Ask:
@@ -24,7 +26,8 @@ class Ask:
     prompt_len: int
     number: int = 0  # decisions of this router so far: what chance is drawn from
     session: str = ""  # requests of one session like to meet again
-    output_len: float = 256.0  # expected
+    is_whole: bool = False  # the worker that decodes must compute the prompt
+    output_len: float = EXPECTED_OUTPUT  # expected
     ttft_ms: float = inf  # targets
     itl_ms: float = inf
 
@@ -35,6 +38,7 @@ class Choice(NamedTuple):
     decode: int
     prefill: int | None
     ttft_ms: float | None = None  # predicted, by policies that predict
+    is_peer: bool = False  # `prefill` is a row of the decoders
 
 
 Policy = Callable[[Ask, Pool, Pool], Choice]  # decoders; prefillers, if there are any

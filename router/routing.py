@@ -5,7 +5,7 @@ Synchronous, without a clock of its own and without I/O: the gateway and the sim
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Generic, Protocol, TypeVar, cast
@@ -17,11 +17,12 @@ from baton.actors.engine.block_hash import BlockHash, block_hashes, root_hash
 from baton.actors.engine.request import Request
 from baton.router.errors import WorkerLost
 from baton.router.fleet import NUM_FIGURES, Column, Pool, Roster, RoutedWorker
-from baton.router.policy import Ask, Policy
+from baton.router.policy import EXPECTED_OUTPUT, Ask, Policy
 from baton.router.prefix_index import PrefixIndex
 from baton.router.slo import SloTargets
 
 NO_TARGETS = SloTargets()
+OUTPUT_SMOOTHING = 0.02
 
 NOBODY = Pool((), np.empty((NUM_FIGURES, 0)), np.empty(0))
 
@@ -69,12 +70,14 @@ class Charge:
     def on_first_token(self) -> None:
         """The prompt is computed: what is left is to decode."""
         self._decode.release_prefill()
+        self._decode.begin_decoding()
         if self._prefill is not None:
             self._prefill.release()
 
     def release(self) -> None:
-        self.on_first_token()
         self._decode.release()
+        if self._prefill is not None:
+            self._prefill.release()
 
 
 class _Weight:
@@ -85,6 +88,8 @@ class _Weight:
         self._is_prefilled = self._is_released = False
         self._tally = leg.worker.charge(leg.uncached, leg.context)
         leg.worker.own_kv_tokens += leg.kv_tokens
+        leg.worker.num_own_decodes += leg.kv_tokens > 0
+        self._is_decoding = False
         leg.worker.refresh()
 
     def release_prefill(self) -> None:
@@ -98,24 +103,46 @@ class _Weight:
         self._tally.context -= leg.context
         leg.worker.refresh()
 
+    def begin_decoding(self) -> None:
+        if not (self._is_decoding or self._is_released):
+            self._is_decoding = True
+            self._leg.worker.num_own_decoding += 1
+            self._leg.worker.refresh()
+
     def release(self) -> None:
         self.release_prefill()
         if self._is_released:
             return
         self._is_released = True
         worker = self._leg.worker
+        worker.num_own_decodes -= self._leg.kv_tokens > 0
+        worker.num_own_decoding -= self._is_decoding
         worker.num_own_requests -= 1
         worker.own_kv_tokens -= self._leg.kv_tokens
         self._tally.num_requests -= 1
         worker.refresh()
 
 
+def hash_prompt(request: Request, block_size: int) -> Sequence[BlockHash]:
+    return block_hashes(request.tokens, block_size, root_hash(request.cache_salt))
+
+
 class Router(Generic[W]):
-    def __init__(self, workers: Workers[W], index: PrefixIndex, policy: Policy) -> None:
+    def __init__(
+        self,
+        workers: Workers[W],
+        index: PrefixIndex,
+        policy: Policy,
+        hash_prompt: Callable[[Request, int], Sequence[BlockHash]] = hash_prompt,
+    ) -> None:
         self._workers = workers
         self._index = index
         self._policy = policy
+        self._hash_prompt = hash_prompt
         self._num_decisions = 0
+        self._output_len = EXPECTED_OUTPUT  # mean of the requests that ended lately
+        self._num_ended = 0
+        self._targets = NO_TARGETS  # of the last request that was routed: those who wait are taken to be alike
         self._last_prompt: _Prompt[W] | None = None
         self._rosters: tuple[Roster[W], ...] = ()  # of the two pools, as they are now
 
@@ -133,39 +160,58 @@ class Router(Generic[W]):
         is_whole = request.prompt is not None  # what is asked of the prompt itself is computed in one place
         prefillers = self._pool(() if is_whole else self._workers.prefillers(), prompt)
         self._num_decisions += 1
-        ask = Ask(
-            prompt_len=len(request.tokens),
-            number=self._num_decisions,
-            session=session,
-            ttft_ms=inf if targets.ttft_s is None else 1e3 * targets.ttft_s,
-            itl_ms=inf if targets.itl_s is None else 1e3 * targets.itl_s,
-        )
+        self._targets = targets
+        ask = self._ask(len(request.tokens), session, is_whole=is_whole)
         choice = self._policy(ask, decoders, prefillers)
         kv_tokens = len(request.tokens) + int(ask.output_len / 2)
-        if choice.prefill is None:
-            return Route(prompt.leg(decoders, choice.decode, kv_tokens), None, choice.ttft_ms)
         decode = cast(W, decoders.workers[choice.decode])
+        source = decoders if choice.is_peer else prefillers
+        if choice.prefill is None or source.workers[choice.prefill].info.version != decode.info.version:
+            return Route(prompt.leg(decoders, choice.decode, kv_tokens), None, choice.ttft_ms)
         decode_leg = Leg(decode, prompt.hashes(decode.info.block_size), 0, kv_tokens=kv_tokens)
-        return Route(decode_leg, prompt.leg(prefillers, choice.prefill, 0), choice.ttft_ms)
+        return Route(decode_leg, prompt.leg(source, choice.prefill, 0), choice.ttft_ms)
 
     def has_room(self, num_tokens: int) -> bool:
         """Whether a prompt of so many tokens would start soon, so that it need not wait where its turn can be decided.
 
-        Where every prefill worker is busy, only one that the policy would prefill where it decodes.
+        Where only some have room, it must be where the policy would send it.
         """
-        decoders, prefillers = self._workers.decoders(), self._workers.prefillers()
-        if not any(worker.has_room for worker in decoders):
-            return False
-        if not prefillers or any(worker.has_room for worker in prefillers):
-            return True
-        choice = self._policy(Ask(num_tokens), self._coldly(decoders), self._coldly(prefillers))
-        return choice.prefill is None and decoders[choice.decode].has_room
+        decoders, prefillers = self._coldly(self._workers.decoders()), self._coldly(self._workers.prefillers())
+        rooms = np.concatenate((decoders.has_room, prefillers.has_room))
+        if rooms.all() or not rooms.any():
+            return bool(rooms.any())
+        choice = self._policy(self._ask(num_tokens), decoders, prefillers)
+        if choice.prefill is None:
+            return bool(decoders.has_room[choice.decode])
+        room = (decoders if choice.is_peer else prefillers).has_room[choice.prefill]
+        return bool(room and decoders.has_seat[choice.decode])
+
+    def has_seat(self) -> bool:
+        """Whether any worker could decode one more sequence."""
+        return bool(self._coldly(self._workers.decoders()).has_seat.any())
 
     def charge(self, route: Route[RoutedWorker]) -> Charge:
         """Count the request as there, and its prefix as held there for a while: it is about to be sent."""
         for leg in route.legs:
             self._index.predict(leg.worker.incarnation, leg.hashes)
         return Charge(route)
+
+    def _ask(self, prompt_len: int, session: str = "", *, is_whole: bool = False) -> Ask:
+        targets = self._targets
+        return Ask(
+            prompt_len=prompt_len,
+            number=self._num_decisions,
+            session=session,
+            is_whole=is_whole,
+            output_len=self._output_len,
+            ttft_ms=inf if targets.ttft_s is None else 1e3 * targets.ttft_s,
+            itl_ms=inf if targets.itl_s is None else 1e3 * targets.itl_s,
+        )
+
+    def note_end(self, num_output: int) -> None:
+        """Learn from a request that has ended how long outputs are."""
+        self._num_ended += 1
+        self._output_len += max(OUTPUT_SMOOTHING, 1 / (1 + self._num_ended)) * (max(num_output, 1) - self._output_len)
 
     def _pool(self, workers: Sequence[W], prompt: _Prompt[W], without: Collection[str] = ()) -> Pool:
         if not workers:
@@ -196,23 +242,29 @@ class Router(Generic[W]):
         by_size: dict[int, Sequence[BlockHash]] = {}
         if last is not None and last.request.tokens is request.tokens and last.request.cache_salt == request.cache_salt:
             by_size = last.by_size
-        self._last_prompt = _Prompt(request, self._index, by_size)
+        self._last_prompt = _Prompt(request, self._index, self._hash_prompt, by_size)
         return self._last_prompt
 
 
 class _Prompt(Generic[W]):
     """One request's prompt, as block hashes and as what the workers hold of it; each made when first asked for."""
 
-    def __init__(self, request: Request, index: PrefixIndex, by_size: dict[int, Sequence[BlockHash]]) -> None:
+    def __init__(
+        self,
+        request: Request,
+        index: PrefixIndex,
+        hash_prompt: Callable[[Request, int], Sequence[BlockHash]],
+        by_size: dict[int, Sequence[BlockHash]],
+    ) -> None:
         self.request = request
         self.by_size = by_size
         self._index = index
+        self._hash_prompt = hash_prompt
         self._matched: dict[int, NDArray[np.int32]] = {}
 
     def hashes(self, block_size: int) -> Sequence[BlockHash]:
         if block_size not in self.by_size:
-            root = root_hash(self.request.cache_salt)
-            self.by_size[block_size] = block_hashes(self.request.tokens, block_size, root)
+            self.by_size[block_size] = self._hash_prompt(self.request, block_size)
         return self.by_size[block_size]
 
     def cached(self, roster: Roster[W]) -> Column:

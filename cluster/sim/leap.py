@@ -6,9 +6,12 @@ While nobody arrives, ends or lacks a block, a step gives each running sequence 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
+from baton.actors.engine.block_hash import BlockHash
 from baton.actors.engine.engine import Engine
+from baton.actors.engine.request import Request
 from baton.actors.engine.sequence import Sequence
 from baton.actors.engine.updates import Update
 from baton.actors.step_cost import StepCost, StepShape
@@ -35,7 +38,9 @@ class Stretch(NamedTuple):
 
 
 class LeapingEngine(Engine):
-    """An engine without overlap, between two of its steps."""
+    """An engine without overlap, between two of its steps. `hashes` holds those of the prompts, by request id."""
+
+    hashes: Mapping[str, list[BlockHash]]
 
     def stretch(self, cost: StepCost) -> Stretch | None:
         """Return the steps for which nothing but decoding can happen, or None if the next may be different."""
@@ -65,6 +70,11 @@ class LeapingEngine(Engine):
                 self._space.publish(seq.table, seq.hashes, num_full)
             updates.append(Update(seq.request.id, tokens=tokens))
         return updates
+
+    def _sequence(self, request: Request, *, export: bool) -> Sequence:
+        sequence = super()._sequence(request, export=export)
+        sequence.hashes.extend(self.hashes[request.id])
+        return sequence
 
     def _num_new(self, sequence: Sequence, num_steps: int) -> int:
         return self._space.blocks_for(sequence.num_scheduled + num_steps) - len(sequence.table.ids)

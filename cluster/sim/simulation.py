@@ -6,10 +6,11 @@ given up for lack of room. All else is the code that serves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from baton.actors.engine.block_hash import BlockHash
 from baton.actors.engine.request import Request, SamplingParams
 from baton.actors.engine.updates import Update
 from baton.actors.messages import KVEvents, Role
@@ -58,15 +59,16 @@ def simulate(setup: Setup, arrivals: Sequence[Arrival], on_end: Callable[[], Non
 class Fleet:
     """The workers, as the router sees them."""
 
-    def __init__(self, setup: Setup, loop: EventLoop) -> None:
+    def __init__(self, setup: Setup, loop: EventLoop, hashes: Mapping[str, list[BlockHash]]) -> None:
         self.by_id = {
             worker.info.peer.worker_id: worker
             for role, num in setup.workers.items()
             for worker in (
-                SimWorker(f"{role}-{i}", role, setup.profile, setup.block_size, loop, can_leap=setup.can_leap)
-                for i in range(num)
+                SimWorker(f"{role}-{i}", role, setup.profile, setup.block_size, loop, hashes) for i in range(num)
             )
         }
+        for worker in self.by_id.values():
+            worker.can_leap = setup.can_leap
         routed = [RoutedWorker(worker.info) for worker in self.by_id.values()]
         self._decoders = [worker for worker in routed if worker.info.role != "prefill"]
         self._prefillers = [worker for worker in routed if worker.info.role == "prefill"]
@@ -84,7 +86,8 @@ class Simulation:
     def __init__(self, setup: Setup, on_end: Callable[[], None] = lambda: None) -> None:
         config = setup.router
         self.loop = EventLoop()
-        self.fleet = Fleet(setup, self.loop)
+        self.hashes: dict[str, list[BlockHash]] = {}  # of the prompts that are there, by request: made once
+        self.fleet = Fleet(setup, self.loop, self.hashes)
         self.outcomes: list[Outcome] = []
         self._setup = setup
         self._on_end = on_end
@@ -94,7 +97,7 @@ class Simulation:
             max_tokens=config.max_queued_tokens,
             max_wait_s=config.max_queue_s,
         )
-        self._router = Router(self.fleet, self._index, make_policy(config))
+        self._router = Router(self.fleet, self._index, make_policy(config), lambda request, _: self.hashes[request.id])
         self._admission = Admission(limits, self._router.has_room, clock=self.loop.time)
         for routed in (*self.fleet.decoders(), *self.fleet.prefillers()):
             self._index.add(routed.incarnation, routed.info.num_blocks)
@@ -115,6 +118,7 @@ class Simulation:
             outcome = Outcome(arrival)
             self.outcomes.append(outcome)
             sampling = SamplingParams(max_tokens=arrival.output_len, seed=0, temperature=0.0, ignore_eos=True)
+            self.hashes[str(number)] = arrival.hashes(self._setup.block_size)
             self._enter(Request(id=str(number), tokens=arrival.tokens(), sampling=sampling), outcome)
         if number < len(arrivals):
             self.loop.at(arrivals[number].time_s, lambda: self._arrive(arrivals, number + 1))
@@ -123,14 +127,14 @@ class Simulation:
         try:
             (place,) = self._admission.enter([len(request.tokens)], deadline_s=self._setup.targets.ttft_s)
         except Overloaded:
-            self._on_end()
+            self.end(request.id)
             return
-        place.listen(lambda: self._dispatch(request, outcome, place))
+        place.listen(lambda: self.loop.after(0.0, lambda: self._dispatch(request, outcome, place)))
 
     def _dispatch(self, request: Request, outcome: Outcome, place: Place) -> None:
         if place.refusal is not None:
             place.leave()
-            self._on_end()
+            self.end(request.id)
             return
         route = self._router.route(request, targets=self._setup.targets)
         charge = self._router.charge(route)
@@ -148,7 +152,11 @@ class Simulation:
             self.loop.after(self._setup.profile.hop_s, handover.start)
         place.charged(sum(leg.uncached for leg in route.legs))
 
-    def end(self) -> None:
+    def note_output(self, num_tokens: int) -> None:
+        self._router.note_end(num_tokens)
+
+    def end(self, request_id: str) -> None:
+        del self.hashes[request_id]
         self._on_end()
 
     @property
@@ -194,7 +202,8 @@ class _Answer:
             self._outcome.is_complete = update.finish == "length"
             self._charge.release()
             self._place.leave()
-            self._simulation.end()
+            self._simulation.note_output(self._outcome.num_tokens)
+            self._simulation.end(self._id)
 
     def _take(self, num_tokens: int, cached_tokens: int) -> None:
         outcome, simulation = self._outcome, self._simulation

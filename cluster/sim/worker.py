@@ -5,13 +5,14 @@ Like a worker's engine thread it takes what others ask of it between two steps o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from baton.actors.engine.batch import Batch, StepOutput
+from baton.actors.engine.block_hash import BlockHash
 from baton.actors.engine.config import EngineConfig
 from baton.actors.engine.engine import Engine
 from baton.actors.engine.prefix_cache import CacheEvents
@@ -63,8 +64,7 @@ class SimWorker:
         profile: Profile,
         block_size: int,
         loop: EventLoop,
-        *,
-        can_leap: bool = True,
+        hashes: Mapping[str, list[BlockHash]],
     ) -> None:
         num_blocks = profile.kv_tokens // block_size
         config = EngineConfig(
@@ -97,8 +97,9 @@ class SimWorker:
         self._engine = LeapingEngine(
             config, self._runner, num_blocks=num_blocks, max_context=profile.kv_tokens, eos_token_ids=frozenset()
         )
+        self._engine.hashes = hashes
         self._cost = StepCost(**profile.cost_ms)
-        self._can_leap = can_leap
+        self.can_leap = True
         self._loop = loop
         self._inbox: list[Callable[[Engine], None]] = []
         self._is_busy = False
@@ -128,7 +129,7 @@ class SimWorker:
             self._is_busy = False
             self._report()
             return
-        stretch = engine.stretch(self._cost) if self._can_leap else None
+        stretch = engine.stretch(self._cost) if self.can_leap else None
         if stretch is not None:
             self._leap = _Leap(self._loop.now, stretch)
             self._leap_to(self._leap, stretch.num_steps)

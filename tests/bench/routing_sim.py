@@ -50,12 +50,13 @@ def run(
     *,
     kv_tokens: int | None = None,
     targets: SloTargets = TARGETS,
+    block_size: int = ID_TOKENS,
 ) -> Summary:
     profile = Profile.load()
     if kv_tokens is not None:
         profile = msgspec.structs.replace(profile, kv_tokens=kv_tokens)
     config = RouterConfig(policy=PolicyName(policy))
-    setup = Setup(workers=workers, router=config, profile=profile, targets=targets, block_size=ID_TOKENS)
+    setup = Setup(workers=workers, router=config, profile=profile, targets=targets, block_size=block_size)
     return simulate(setup, arrivals)
 
 
@@ -124,7 +125,7 @@ def conditional(num_workers: int = 4) -> None:
         for output_len in (16, 128, 512):
             for share in (0.5, 0.8, 1.1):
                 rate = share * capacity(prompt_len, output_len, num_workers)
-                arrivals = made_up(prompt_len, output_len, rate, 300 / rate)
+                arrivals = made_up(prompt_len, output_len, rate, max(300 / rate, 20.0))
                 goodput = {
                     "apart": run("least_loaded", split, arrivals, targets=TIGHT).goodput,
                     "alone": run("least_loaded", {"both": num_workers}, arrivals, targets=TIGHT).goodput,

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pools import BLOCK, pool, routed
 
 from baton.actors.messages import Load
@@ -12,6 +14,12 @@ POLICY = CostPolicy()
 ASK = Ask(640 * BLOCK)  # 10k tokens: about 260 ms of prefill
 
 
+def computing(choice: Choice) -> int:
+    """Return the decode worker that computes the prompt, for itself or for another."""
+    assert choice.prefill is None or choice.is_peer
+    return choice.decode if choice.prefill is None else choice.prefill
+
+
 def test_an_idle_holder_wins_over_an_idle_stranger() -> None:
     assert POLICY(ASK, pool(routed("a"), routed("b"), cached={1: 100}), pool()).decode == 1
 
@@ -19,8 +27,8 @@ def test_an_idle_holder_wins_over_an_idle_stranger() -> None:
 def test_a_holder_loses_when_its_queue_is_longer_than_what_the_cache_saves() -> None:
     short, long = routed("b", tokens=8_000), routed("b", tokens=100_000)
     short.num_own_prefills = long.num_own_prefills = 1
-    assert POLICY(ASK, pool(routed("a"), short, cached={1: 600}), pool()).decode == 1
-    assert POLICY(ASK, pool(routed("a"), long, cached={1: 100}), pool()).decode == 0
+    assert computing(POLICY(ASK, pool(routed("a"), short, cached={1: 600}), pool())) == 1
+    assert computing(POLICY(ASK, pool(routed("a"), long, cached={1: 100}), pool())) == 0
 
 
 def test_the_first_block_of_every_prompt_does_not_gather_them_on_one_worker() -> None:
@@ -45,9 +53,9 @@ def test_equal_workers_take_turns() -> None:
 def test_a_slow_worker_gets_what_a_fast_one_has_no_time_for() -> None:
     slow, fast = routed("slow"), routed("fast", tokens=10_000)
     slow.take_load(Load(cost=StepCost(prefill_token_ms=0.3)))
-    assert POLICY(ASK, pool(slow, fast), pool()).decode == 1
+    assert computing(POLICY(ASK, pool(slow, fast), pool())) == 1
     fast.take_load(Load(waiting_tokens=600_000, waiting_context=600_000 * 300_000))
-    assert POLICY(ASK, pool(slow, fast), pool()).decode == 0
+    assert computing(POLICY(ASK, pool(slow, fast), pool())) == 0
 
 
 def busy(worker_id: str, num_running: int) -> RoutedWorker:
@@ -85,8 +93,27 @@ def test_what_would_miss_the_target_goes_elsewhere_even_against_the_cache() -> N
     holder = routed("a", tokens=16_000)
     holder.num_own_prefills = 4
     workers = pool(holder, routed("b"), cached={0: 350})
-    assert POLICY(Ask(ASK.prompt_len, ttft_ms=5000), workers, pool()).decode == 0
-    assert POLICY(Ask(ASK.prompt_len, ttft_ms=300), workers, pool()).decode == 1
+    assert computing(POLICY(Ask(ASK.prompt_len, ttft_ms=5000), workers, pool())) == 0
+    assert computing(POLICY(Ask(ASK.prompt_len, ttft_ms=300), workers, pool())) == 1
+
+
+def test_a_holder_that_is_full_of_sequences_computes_the_rest_and_pushes_the_prefix_to_another() -> None:
+    holder, idle = routed("a", requests=200, blocks_held=20_000), routed("b")
+    choice = POLICY(replace(ASK, itl_ms=40), pool(holder, idle, cached={0: 630}), pool())
+    assert choice == Choice(1, 0, choice.ttft_ms, is_peer=True)
+
+
+def test_what_must_be_computed_where_it_decodes_is_never_handed_over() -> None:
+    holder, idle = routed("a", requests=200, blocks_held=20_000), routed("b")
+    choice = POLICY(replace(ASK, itl_ms=40, is_whole=True), pool(holder, idle, cached={0: 630}), pool())
+    assert choice.prefill is None
+
+
+def test_workers_that_do_both_part_the_work_when_prompts_would_spoil_the_decoding() -> None:
+    """Three are busy with prompts, one decodes: the next prompt goes to one of the three, its decoding to the one."""
+    workers = pool(*(routed(id, prefill_share=0.85) for id in "abc"), routed("d", requests=20))
+    choice = POLICY(Ask(8192, output_len=16, ttft_ms=1000, itl_ms=20), workers, pool())
+    assert choice == Choice(3, 0, choice.ttft_ms, is_peer=True)
 
 
 def test_the_predicted_time_of_an_idle_worker_is_its_cost_model_s() -> None:
