@@ -109,7 +109,8 @@ def reference_scores(path: Path, hf: Any, samples: list[dict[str, Any]]) -> list
         context, target = sample["arguments"]["gen_args_0"]["arg_0"], sample["arguments"]["gen_args_0"]["arg_1"]
         prompt = hf(context, add_special_tokens=False).input_ids
         ids = hf(context + target, add_special_tokens=False).input_ids
-        logprobs = model(torch.tensor([ids])).logits[0].log_softmax(dim=-1)
+        # In float32 torch's own log_softmax on CPUs is 1e-5 too high a token, which long targets add up.
+        logprobs = model(torch.tensor([ids])).logits[0].double().log_softmax(dim=-1)
         positions = range(len(prompt), len(ids))
         scores.append((sum(float(logprobs[i - 1, ids[i]]) for i in positions), len(positions)))
     return scores
