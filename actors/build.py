@@ -138,7 +138,7 @@ def join_engine(
     overlap = placement.device.type == "cuda" if config.engine.overlap is None else config.engine.overlap
     num_blocks = share.kv.shape[0]
     cost, work = ModelCost.of_model(model.config, placement.dtype.itemsize, config.tensor_parallel), WorkDone()
-    speculation = make_speculation(config.engine.speculation, share.module, overlap=overlap)
+    speculation = make_speculation(config.engine.speculation, share.module, share.grammars, overlap=overlap)
     engine = Engine(
         config.engine.model_copy(update={"overlap": overlap}),
         MeteredRunner(ranks.lead(share.runner), cost, work),
@@ -220,7 +220,7 @@ def _runner(
     if not kv.is_cuda:
         kind = TorchRunner if engine.speculation is None else SpeculativeRunner
         made = kind(model, kv, num_slots=num_slots, make_attention=TorchAttention, grammars=grammars)
-        return _with_stage(made, parts, max_context)
+        return _with_stage(made, parts, engine, max_context)
     from baton.actors.engine.runner_graph import GraphLimits, GraphRunner
 
     max_blocks = min(num_slots * -(-max_context // kv.shape[3]), 4 * kv.shape[0])
@@ -232,12 +232,13 @@ def _runner(
     with Progress(*columns, transient=True, disable=is_quiet) as progress:
         task = progress.add_task("", total=None)
         runner.capture(lambda done, total: progress.update(task, completed=done, total=total))
-    return _with_stage(runner, parts, max_context)
+    return _with_stage(runner, parts, engine, max_context)
 
 
-def _with_stage(runner: TorchRunner, parts: DraftParts, max_context: int) -> Runner:
-    if isinstance(runner, SpeculativeRunner):
+def _with_stage(runner: TorchRunner, parts: DraftParts, engine: EngineConfig, max_context: int) -> Runner:
+    if isinstance(runner, SpeculativeRunner) and engine.speculation is not None:
         runner.stage, runner.max_context = parts.stage, max_context
+        runner.by_rejection = engine.speculation.acceptance == "rejection"
     return runner
 
 

@@ -29,7 +29,7 @@ class StepShape(NamedTuple):
         prefill_tokens = num_decodes = decode_tokens = num_drafts = 0
         prefill_context = 0.0
         for row in rows:
-            if row.is_decode:
+            if row.num_tokens == 1 + row.num_drafts and row.sample:
                 num_decodes += 1
                 decode_tokens += row.start
                 num_drafts += row.num_drafts

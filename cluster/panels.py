@@ -6,7 +6,7 @@ Series are explained in deploy/README.md.
 from __future__ import annotations
 
 from baton.cluster.panel import Panel, Query, R, quantiles, rates
-from baton.cluster.panels_workers import CACHE, HANDOVER, WORKERS
+from baton.cluster.panels_workers import CACHE, HANDOVER, SPECULATION, WORKERS
 
 OVERVIEW = (
     Panel(
@@ -233,6 +233,7 @@ DASHBOARDS = {
     "Prefill and decode": WORKERS,
     "Hand-over": HANDOVER,
     "Cache": CACHE,
+    "Speculation": SPECULATION,
     "Router": ROUTER,
     "Tenants": TENANTS,
     "Planner": PLANNER,

@@ -143,3 +143,48 @@ CACHE = (
         (Query('baton_blocks{state="held"} / on (worker) sum by (worker) (baton_blocks)', "{{worker}}"),),
     ),
 )
+
+SPECULATION = (
+    Panel(
+        "Tokens a step",
+        "short",
+        "that a sequence gets from a step that verified drafts for it: 1 and the drafts that counted, by worker",
+        (
+            Query(
+                f"1 + sum by (worker) (rate(baton_accepted_draft_tokens_total[{R}]))"
+                f' / sum by (worker) (rate(baton_draft_tokens_total{{place="1"}}[{R}]))',
+                "{{worker}}",
+            ),
+        ),
+    ),
+    Panel(
+        "Acceptance",
+        "percentunit",
+        "drafts that counted, of those verified, by place in the draft",
+        (
+            Query(
+                f"sum by (place) (rate(baton_accepted_draft_tokens_total[{R}]))"
+                f" / sum by (place) (rate(baton_draft_tokens_total[{R}]))",
+                "place {{place}}",
+            ),
+        ),
+    ),
+    Panel(
+        "Drafts verified",
+        "short",
+        "a second, by worker",
+        (rates("baton_draft_tokens_total", "worker"),),
+    ),
+    Panel(
+        "Drafts wasted",
+        "short",
+        "verified and not taken, a second, by worker: arithmetic that bought nothing",
+        (
+            Query(
+                f"sum by (worker) (rate(baton_draft_tokens_total[{R}]))"
+                f" - sum by (worker) (rate(baton_accepted_draft_tokens_total[{R}]))",
+                "{{worker}}",
+            ),
+        ),
+    ),
+)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from baton.actors.drafter_training.train import History, Trainer
     from baton.actors.engine.models.llama import Llama
 
-_STEPS_A_REPORT = 20
+_STEPS_A_REPORT = 10  # the state is saved with each; time is looked at no more often
 _REPORTS_AN_EVALUATION = 10
 _MEASURED_DRAFTS = 6
 
@@ -151,7 +151,7 @@ class _Training:
         options = self._options
         train, held_out = _tokenized_prompts(options)
         collector = _collector(model, options)
-        with self._progress("answers", "waves") as progress:
+        with self._progress("waves") as progress:
             for name, prompts, temperature in (("held", held_out, 0.0), ("train", train, options.temperature)):
                 task = progress.add_task(f"answering {len(prompts)} {name} prompts", total=None)
                 sampling = Sampling(max_tokens=options.max_new_tokens, temperature=temperature, seed=options.seed + 1)
@@ -197,7 +197,7 @@ class _Training:
 
     def _train(self, trainer: Trainer, held_out: Sequence[Sample]) -> bool:
         """Train to the end, saving as it goes. False when time ran out."""
-        with self._progress("training", "steps") as progress:
+        with self._progress("steps") as progress:
             task = progress.add_task("training", total=trainer.num_steps, completed=trainer.step)
             num_reports = trainer.step // _STEPS_A_REPORT
             while trainer.step < trainer.num_steps:
@@ -230,7 +230,7 @@ class _Training:
         if options.plot is not None:
             _draw(trainer.history, measured, options.plot)
 
-    def _progress(self, _: str, unit: str) -> Progress:
+    def _progress(self, unit: str) -> Progress:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit))
         return Progress(*columns, TimeElapsedColumn(), console=self._console, transient=True)
 

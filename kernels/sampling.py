@@ -88,17 +88,32 @@ def sample_reference(logits: torch.Tensor, params: SamplingTensors) -> Sampled:
     if params.temperature is None:
         return Sampled(logits.argmax(dim=-1))
     assert params.seeds is not None and params.positions is not None
+    hot = params.temperature[:, None] > 0
+    scores = _filtered(logits, params, params.temperature[:, None])
+    scores.add_(gumbel(params.seeds, params.positions, logits.shape[1]).mul_(hot))
+    return Sampled(scores.argmax(dim=-1))
+
+
+def probabilities(logits: torch.Tensor, params: SamplingTensors) -> torch.Tensor:
+    """[num_rows, vocab] float32: what `sample` draws from; a greedy row's best token has all of it."""
+    logits = adjust_logits(logits, params)
+    certain = torch.zeros(logits.shape, device=logits.device).scatter_(1, logits.argmax(dim=-1, keepdim=True), 1.0)
+    if params.temperature is None:
+        return certain
+    temperature = params.temperature[:, None]
+    return torch.where(temperature > 0, _filtered(logits, params, temperature).softmax(dim=-1), certain)
+
+
+def _filtered(logits: torch.Tensor, params: SamplingTensors, temperature: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities up to a constant of each row, with -inf for what the filters take out."""
     # Scaling after the maximum is subtracted keeps the best token at exactly 0: a tiny temperature sends every other
     # score to -inf and can never make a NaN. Greedy rows are left unscaled and get no noise.
-    temperature = params.temperature[:, None]
-    hot = temperature > 0
     scores = logits.float() - logits.amax(dim=-1, keepdim=True).float()
-    scores.div_(torch.where(hot, temperature, 1.0))
+    scores.div_(torch.where(temperature > 0, temperature, 1.0))
     threshold = _threshold(scores, params)
     if threshold is not None:
         scores.masked_fill_(scores < threshold, float("-inf"))
-    scores.add_(gumbel(params.seeds, params.positions, logits.shape[1]).mul_(hot))
-    return Sampled(scores.argmax(dim=-1))
+    return scores
 
 
 def adjust_logits(logits: torch.Tensor, params: SamplingTensors) -> torch.Tensor:

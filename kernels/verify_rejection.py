@@ -10,6 +10,8 @@ All random numbers are keyed by (seed, position), on streams of their own: not t
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from baton.kernels.random_bits import gumbel
@@ -19,26 +21,34 @@ ACCEPT_STREAM = 0x5DEECE66D1CE5EED  # what seeds are combined with
 RESIDUAL_STREAM = 0x2545F4914F6CDD1D
 
 
+class Chance(NamedTuple):
+    """Each [num_ids] int64."""
+
+    seeds: torch.Tensor
+    positions: torch.Tensor  # of the tokens to be sampled
+    plain: torch.Tensor  # the target's own samples: emitted where there is no draft to confirm, as if nobody drafted
+
+
 def verify_by_rejection(
     target: torch.Tensor,
     draft: torch.Tensor | None,
     drafts: torch.Tensor,
     firsts: torch.Tensor,
-    seeds: torch.Tensor,
-    positions: torch.Tensor,
+    chance: Chance,
 ) -> Verified:
     """See `verify_chains` for the rows. All tensors have one entry for each id.
 
     target: [num_ids, vocab] float32, the probabilities p after all filters. draft: likewise, q; None = each draft is
-    certain (a lookup's). drafts, seeds, positions (of the token to be sampled): [num_ids] int64.
+    certain (a lookup's). drafts: [num_ids] int64.
     """
+    seeds, positions, plain = chance
     if target.is_cuda:
         from baton.kernels.verify_rejection_triton import rejection_ids_triton
 
         ids = rejection_ids_triton(target, draft, drafts, seeds, positions)
     else:
         ids = rejection_ids_reference(target, draft, drafts, seeds, positions)
-    return verify_chains(ids, drafts, firsts)
+    return verify_chains(torch.where(drafts == NO_DRAFT, plain, ids), drafts, firsts)
 
 
 def rejection_ids_reference(

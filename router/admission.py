@@ -20,7 +20,9 @@ PACE_S = 10.0  # how far back the measured pace looks
 NOTE_S = 0.1  # between two measurements
 MARGIN = 0.6  # share of its time that a request may be expected to wait: a refusal should come at once, not late
 MIN_MEASURED_S = 0.5  # of backlog, before the pace says anything
-SMOOTHING = 0.1  # weight of the newest request in the average time from its turn to its first token
+SMOOTHING = 0.1  # weight of the newest request in averages over requests
+CAUTION_S = 60.0  # for how long refusals that came late make others come early
+MAX_CAUTION = 16.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,17 +33,26 @@ class AdmissionLimits:
 
 
 class Admission:
-    """`has_room` says if workers should get a prompt of so many tokens now; call `pump` when that may change."""
+    """`has_room` says if workers should get a prompt of so many tokens now; call `pump` when that may change.
+
+    `has_seat` says if any of them could run one more sequence.
+    """
 
     def __init__(
-        self, limits: AdmissionLimits, has_room: Callable[[int], bool], clock: Callable[[], float] = time.monotonic
+        self,
+        limits: AdmissionLimits,
+        has_room: Callable[[int], bool],
+        clock: Callable[[], float] = time.monotonic,
+        has_seat: Callable[[], bool] = lambda: True,
     ) -> None:
         self._limits = limits
         self._has_room = has_room
+        self._has_seat = has_seat
         self._clock = clock
         self._queue = FairQueue()
         self._pace = _Pace()
         self._turnover = _Turnover()
+        self._caution = _Caution()
         self._service_s = 0.0  # from a request's turn to its first token, on average
         self._released: Place | None = None  # its request is not charged to a worker yet, so `has_room` is stale
         self.num_requests = 0
@@ -89,11 +100,12 @@ class Admission:
 
     def expected_wait_s(self, num_tokens: int, key: str = "", priority: int = 0) -> float:
         """Estimate how long a request would wait here that came now; 0 while there is nothing to go by."""
-        if not self._queue:
-            return 0.0
-        ahead = self._queue.tokens_ahead(num_tokens, key, priority)
-        num_ahead = ahead * len(self._queue) / self._queue.num_tokens
-        return max(self._pace.seconds(ahead), self._turnover.seconds(num_ahead))
+        ahead = self._queue.tokens_ahead(num_tokens, key, priority) if self._queue else 0
+        wait_s = self._pace.seconds(ahead)
+        if not self._has_seat():
+            num_ahead = ahead * len(self._queue) / self._queue.num_tokens if ahead else 0
+            wait_s = max(wait_s, self._turnover.seconds(num_ahead + 1))
+        return wait_s * self._caution.factor(self._clock())
 
     def pump(self) -> None:
         """Release whose turn it is, if the workers have room. One at a time: the next when that one is charged."""
@@ -109,6 +121,7 @@ class Admission:
             self._queue.take(place)
             self._released = place
             place.released_at = now
+            self._turnover.num_running += 1
             place.settle(None)
         if not self._queue:
             self._pause()
@@ -117,10 +130,10 @@ class Admission:
         """Whether it is time for `note_progress`: while somebody waits, a few times a second."""
         return bool(self._queue) and self._pace.is_due(self._clock())
 
-    def note_progress(self, outstanding: int, *, has_seat: bool = True) -> None:
-        """Learn how many prompt tokens the workers have yet to compute, and whether any could run one more sequence."""
+    def note_progress(self, outstanding: int) -> None:
+        """Learn how many prompt tokens the workers have yet to compute."""
         self._pace.note(outstanding, self._clock())
-        self._turnover.note(has_seat, self._clock())
+        self._turnover.note(self._has_seat(), self._clock())
 
     def refuse_all(self, error: RouterError) -> None:
         """Nobody can serve what waits."""
@@ -131,13 +144,13 @@ class Admission:
         self._pause()
 
     def too_late(self) -> Overloaded:
+        self._caution.add(self._clock())
         return self._refusal("the request waited too long for its turn")
 
     def note_end(self, place: Place, num_output: int) -> None:
         """A request has ended: its seat is free, and what it generated counts towards its key's share."""
         self._queue.charge(place.key, num_output)
-        if place.is_released:
-            self._turnover.num_ended += 1
+        self._note_idle(place)
 
     def now(self) -> float:
         return self._clock()
@@ -154,7 +167,9 @@ class Admission:
         self.num_tokens -= place.num_tokens
         if place.is_waiting:
             self._queue.remove(place)
-        if has_output:
+        if not has_output:
+            self._note_idle(place)
+        else:
             self._service_s += SMOOTHING * (now - place.released_at - self._service_s)
         self._next_after(place)
         self.pump()
@@ -163,6 +178,12 @@ class Admission:
         if self._released is place:
             self._released = None
             self.pump()
+
+    def _note_idle(self, place: Place) -> None:
+        """A released request runs no more. Idempotent."""
+        if place.is_released and not place.has_ended:
+            place.has_ended = True
+            self._turnover.end(self._clock() - place.released_at)
 
     def _pause(self) -> None:
         """Nobody waits: what follows says nothing of what the workers could do."""
@@ -191,6 +212,7 @@ class Place:
         self.is_waiting = False
         self.is_released = False
         self.released_at = 0.0
+        self.has_ended = False
         self._has_left = False
         self.refusal: RouterError | None = None
         self._listener: Callable[[], None] | None = None
@@ -277,25 +299,47 @@ class _Turnover:
     """How many requests end a second while every seat is taken: what those who wait for one get."""
 
     def __init__(self) -> None:
-        self.num_ended = 0  # since the last note
+        self.num_running = 0
+        self._duration_s = 0.0  # of a request from its turn to its end, on average; 0 until one has ended
+        self._num_ended = 0  # since the last note
         self._ended = 0.0
         self._seconds = 0.0
         self._since: float | None = None  # of the last note, if no seat was free then
+
+    def end(self, duration_s: float) -> None:
+        self.num_running -= 1
+        self._num_ended += 1
+        weight = SMOOTHING if self._duration_s else 1.0
+        self._duration_s += weight * (duration_s - self._duration_s)
 
     def note(self, has_seat: bool, now: float) -> None:
         if self._since is not None:
             elapsed_s = now - self._since
             fade = math.exp(-elapsed_s / PACE_S)
-            self._ended = self._ended * fade + self.num_ended
+            self._ended = self._ended * fade + self._num_ended
             self._seconds = self._seconds * fade + elapsed_s
-        self.num_ended = 0
+        self._num_ended = 0
         self._since = None if has_seat else now
 
     def pause(self) -> None:
         self._since = None
 
     def seconds(self, num_requests: float) -> float:
-        """Return how long so many wait for seats; 0 while seats are free or that is not known."""
-        if self._since is None or self._seconds < MIN_MEASURED_S or not self._ended:
-            return 0.0
-        return num_requests * self._seconds / self._ended
+        """Return how long so many wait for seats while none is free; 0 while that is not known."""
+        if self._since is not None and self._seconds >= MIN_MEASURED_S and self._ended:
+            return num_requests * self._seconds / self._ended
+        return num_requests * self._duration_s / max(self.num_running, 1)
+
+
+class _Caution:
+    """What estimated waits are multiplied by: twice as much with each request that waited in vain, less with time."""
+
+    def __init__(self) -> None:
+        self._excess = 0.0  # over 1, at that time
+        self._since = 0.0
+
+    def factor(self, now: float) -> float:
+        return 1.0 + self._excess * math.exp(-(now - self._since) / CAUTION_S)
+
+    def add(self, now: float) -> None:
+        self._excess, self._since = min(2 * self.factor(now), MAX_CAUTION) - 1.0, now

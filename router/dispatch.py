@@ -51,7 +51,7 @@ class Dispatcher:
         self._max_attempts = max_attempts
         self._max_wait_s = limits.max_wait_s
         self._metrics = metrics
-        self.admission = Admission(limits, router.has_room)
+        self.admission = Admission(limits, router.has_room, has_seat=router.has_seat)
         metrics.watch_queue(lambda: self.admission.num_queued, lambda: self.admission.num_queued_tokens)
         membership.on_news = self._on_news
 
@@ -154,8 +154,7 @@ class Dispatcher:
         if self.admission.wants_progress():
             decoders, prefillers = self._membership.decoders(), self._membership.prefillers()
             outstanding = sum(worker.num_tokens for worker in (*decoders, *prefillers))
-            has_seat = any(worker.has_seat for worker in decoders)
-            self.admission.note_progress(outstanding, has_seat=has_seat)
+            self.admission.note_progress(outstanding)
         if stream is None or stream.has_room:
             self.admission.pump()
 

@@ -15,7 +15,7 @@ from baton.actors.step_cost import StepCost
 Column = NDArray[np.float64]
 
 
-NUM_FIGURES = 16
+NUM_FIGURES = 18
 SPARE_SEQUENCES = 1  # that may wait on a worker for a seat
 MIN_AVAILABLE = 0.05  # share of a worker's blocks, free or cached, below which what runs there needs them itself
 
@@ -144,6 +144,8 @@ class RoutedWorker:
             cost.decode_token_ms,
             self.num_decoding,
             self.num_decodes,
+            self.has_room,
+            self.has_seat,
         )
 
 
@@ -233,3 +235,11 @@ class Pool:
     def num_decodes(self) -> Column:
         """Those, and the ones that will."""
         return self.figures[15]
+
+    @property
+    def has_room(self) -> NDArray[np.bool_]:
+        return self.figures[16] > 0
+
+    @property
+    def has_seat(self) -> NDArray[np.bool_]:
+        return self.figures[17] > 0

@@ -8,6 +8,7 @@ P's part and D's part add up, so that the cheapest pair is found without trying 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -80,22 +81,26 @@ class CostPolicy:
         queue_ms = np.minimum(pool.prefill_ms, pool.num_prefills * own_ms)
         num_steps = np.ceil(uncached / pool.step_tokens) + queue_ms / np.maximum(token, 1e-9) / pool.step_tokens
         ttft_ms = queue_ms + own_ms + num_steps * step_ms
-        held_up = self._held_up(ask, pool, expected, step_ms, own_ms)
-        harm = held_up.missed(own_ms) - held_up.missed(0.0)
+        harm = late = 0.0
+        if ask.itl_ms < inf:
+            held_up = self._held_up(ask, pool, expected, step_ms, own_ms)
+            harm = held_up.missed(own_ms) - held_up.missed(0.0)
+        if ask.ttft_ms < inf:
+            late = _above(ttft_ms - ask.ttft_ms, UNSURE * ttft_ms)
         scarcity = 1 / (1 - np.minimum(pool.prefill_share.mean(), 1 - 1 / weights.scarcest))
         cost = (
             ttft_ms
             + weights.work * scarcity * own_ms
             + weights.overtaken * (pool.prefill_ms - queue_ms)
             + np.maximum(num_running, expected.num_running) * (weights.held_up * own_ms + weights.miss_ms * harm)
-            + weights.miss_ms * _above(ttft_ms - ask.ttft_ms, UNSURE * ttft_ms)
+            + weights.miss_ms * late
         )
         return _Prefill(ttft_ms, cost)
 
     def _held_up(self, ask: Ask, pool: Pool, expected: _Expected, step_ms: Column, own_ms: Column) -> _HeldUp:
+        """Predict it, where the time between tokens has a target."""
         decode_ms = step_ms * ask.output_len
-        share = np.minimum(expected.prefill_share, MAX_SHARE)
-        prefill_ms = np.maximum(decode_ms * share / (1 - share), pool.prefill_ms)
+        prefill_ms = _beside(decode_ms, expected, pool)
         deviation = np.sqrt(prefill_ms * own_ms + (UNSURE * decode_ms) ** 2)
         return _HeldUp(prefill_ms, ask.itl_ms * ask.output_len - decode_ms, deviation)
 
@@ -105,12 +110,14 @@ class CostPolicy:
         constant, token, context, decode, decode_token = pool.costs
         added_ms = decode + decode_token * (ask.prompt_len + 0.5 * ask.output_len)
         step_ms = constant + decode * pool.num_decodes + decode_token * pool.kv_tokens
-        own_ms = (token + context * 0.5 * ask.prompt_len) * ask.prompt_len
-        before = self._held_up(ask, pool, expected, step_ms, own_ms)
-        after = self._held_up(ask, pool, expected, step_ms + added_ms, own_ms)
-        missed = after.missed(0.0)
-        lost = missed + pool.num_decodes * (missed - before.missed(0.0))
-        slower_ms = ask.output_len * (step_ms + (1 + pool.num_decodes) * added_ms) + after.prefill_ms
+        lost = 0.0
+        if ask.itl_ms < inf:
+            own_ms = (token + context * 0.5 * ask.prompt_len) * ask.prompt_len
+            before = self._held_up(ask, pool, expected, step_ms, own_ms)
+            missed = self._held_up(ask, pool, expected, step_ms + added_ms, own_ms).missed(0.0)
+            lost = missed + pool.num_decodes * (missed - before.missed(0.0))
+        prefill_ms = _beside((step_ms + added_ms) * ask.output_len, expected, pool)
+        slower_ms = ask.output_len * (step_ms + (1 + pool.num_decodes) * added_ms) + prefill_ms
         is_full = pool.kv_tokens + ask.prompt_len + ask.output_len > pool.capacity
         return weights.decode * slower_ms + weights.miss_ms * (lost + is_full)
 
@@ -150,6 +157,12 @@ class _HeldUp(NamedTuple):
     def missed(self, more_ms: Column | float) -> Column:
         """How likely the target between tokens is missed if prompts take so much more."""
         return _above(self.prefill_ms + more_ms - self.allowed_ms, self.deviation)
+
+
+def _beside(decode_ms: Column, expected: _Expected, pool: Pool) -> Column:
+    """Predict how long prompts hold up a sequence whose own steps take so long together."""
+    share = np.minimum(expected.prefill_share, MAX_SHARE)
+    return np.maximum(decode_ms * share / (1 - share), pool.prefill_ms)
 
 
 def _above(excess: Column, deviation: Column) -> Column:

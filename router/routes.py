@@ -117,7 +117,9 @@ def _operator_routes(service: Service, health: Health) -> list[Route]:
         reason = await health.why_unusable()
         if reason is None:
             return json_response({"status": "ok"})
-        if service.membership.is_decoder_expected and service.membership.empty_s < service.config.max_queue_s:
+        members = service.membership
+        has_context = members.max_context() is not None  # else a request cannot even be read, let alone wait
+        if has_context and members.is_decoder_expected and members.empty_s < service.config.max_queue_s:
             return json_response({"status": "waiting", "reason": reason})  # a request is served, if not at once
         return json_response({"status": "unavailable", "reason": reason}, 503)
 

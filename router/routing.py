@@ -176,15 +176,19 @@ class Router(Generic[W]):
 
         Where only some have room, it must be where the policy would send it.
         """
-        decoders, prefillers = self._workers.decoders(), self._workers.prefillers()
-        rooms = [worker.has_room for worker in (*decoders, *prefillers)]
-        if all(rooms) or not any(rooms):
-            return any(rooms)
-        choice = self._policy(self._ask(num_tokens), self._coldly(decoders), self._coldly(prefillers))
-        decode = decoders[choice.decode]
+        decoders, prefillers = self._coldly(self._workers.decoders()), self._coldly(self._workers.prefillers())
+        rooms = np.concatenate((decoders.has_room, prefillers.has_room))
+        if rooms.all() or not rooms.any():
+            return bool(rooms.any())
+        choice = self._policy(self._ask(num_tokens), decoders, prefillers)
         if choice.prefill is None:
-            return decode.has_room
-        return decode.has_seat and (decoders if choice.is_peer else prefillers)[choice.prefill].has_room
+            return bool(decoders.has_room[choice.decode])
+        room = (decoders if choice.is_peer else prefillers).has_room[choice.prefill]
+        return bool(room and decoders.has_seat[choice.decode])
+
+    def has_seat(self) -> bool:
+        """Whether any worker could decode one more sequence."""
+        return bool(self._coldly(self._workers.decoders()).has_seat.any())
 
     def charge(self, route: Route[RoutedWorker]) -> Charge:
         """Count the request as there, and its prefix as held there for a while: it is about to be sent."""

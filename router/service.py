@@ -112,7 +112,7 @@ class Service:
         context = self.membership.max_context()
         reason = "this gateway is shutting down" if self.is_draining else self.membership.why_hopeless()
         if reason is not None or context is None:
-            raise NoWorkers(f"{reason}: try again shortly", retry_after_s=1)
+            raise NoWorkers(f"{reason or 'no decode worker has registered'}: try again shortly", retry_after_s=1)
         return ModelLimits(self.tokenizer.vocab_size, context, self._defaults)
 
     def check_model(self, name: str) -> None:

@@ -40,10 +40,6 @@ class Row(msgspec.Struct, frozen=True, gc=False):  # a tenth of a dataclass's co
         return self.start + self.num_tokens
 
     @property
-    def is_decode(self) -> bool:
-        return self.num_tokens == 1 + self.num_drafts and self.sample
-
-    @property
     def drafts(self) -> Sequence[int]:
         return self.tokens[len(self.tokens) - self.num_drafts :]
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from baton.actors.engine.batch import Batch, PendingStep, Row, StepOutput
-from baton.actors.engine.drafters.module import DraftModule, TargetStep
+from baton.actors.engine.drafters.module import Choose, DraftModule, TargetStep
 from baton.actors.engine.drafters.taps import Taps
 from baton.actors.engine.host_copy import HostCopy
 from baton.actors.engine.sampler_state import SlotStates
 from baton.kernels.attention import AttentionBackend
 from baton.kernels.rope_store import TokenPlaces
-from baton.kernels.sampling import sample
+from baton.kernels.sampling import probabilities, sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,11 @@ class Surroundings:
 
 
 class DraftStage:
-    def __init__(self, module: DraftModule, taps: Taps | None = None) -> None:
+    def __init__(self, module: DraftModule, taps: Taps | None = None, *, keeps_guesses: bool = False) -> None:
+        """`keeps_guesses`: remember the distributions that drafts were drawn from."""
         self._module = module
         self._taps = taps
+        self._guesses: dict[int, list[torch.Tensor]] | None = {} if keeps_guesses else None  # by slot: [vocab] each
         self._texts: dict[int, Sequence[int]] = {}  # by slot: what was known when its sequence entered
 
     def follow(self, batch: Batch, inputs: StepTokens, step: PendingStep, around: Surroundings) -> PendingStep:
@@ -51,8 +53,7 @@ class DraftStage:
         if batch.has_drafts:
             output = step.wait()
             step = _Ended(output)
-            for i, row in enumerate(batch.rows):
-                kept[i] -= row.num_drafts and row.num_drafts + 1 - len(output.tokens[i])
+            kept = [_num_kept(row, len(tokens)) for row, tokens in zip(batch.rows, output.tokens, strict=True)]
         target = TargetStep(
             rows=batch.rows,
             admissions=batch.admissions,
@@ -64,13 +65,48 @@ class DraftStage:
             attention=around.attention,
             kv=around.kv,
             num_drafts=batch.draft_next,
-            choose=_chooser(batch.rows, kept, around),
+            choose=self._chooser(batch.rows, kept, around),
             max_context=around.max_context,
         )
         drafts = self._module.advance(target)
         if not batch.draft_next or not target.drafting:
             return step
         return _DraftedStep(step, HostCopy((drafts,)), _num_good(target, around.kv.shape[3]))
+
+    def guesses(self, prefixes: Sequence[Row], like: torch.Tensor) -> torch.Tensor:
+        """For each prefix of a row, what the draft behind it was drawn from: [num_prefixes, vocab] float32.
+
+        One that came without (from a peer) counts as certain: it has not been chosen by what decides about it.
+        """
+        assert self._guesses is not None
+        guesses = torch.zeros(like.shape, device=like.device)
+        for i, (row, after) in enumerate(zip(prefixes, (*prefixes[1:], None), strict=True)):
+            if after is None or after.num_drafts != row.num_drafts + 1 or after.slot != row.slot:
+                continue  # the last of its row
+            known = self._guesses.get(row.slot, [])
+            if row.num_drafts < len(known):
+                guesses[i] = known[row.num_drafts]
+            else:
+                guesses[i, after.tokens[-1]] = 1.0
+        return guesses
+
+    def _chooser(self, rows: Sequence[Row], kept: Sequence[int], around: Surroundings) -> Choose:
+        drafting = [(row, row.start + num + 1) for row, num in zip(rows, kept, strict=True) if row.sample]
+        own_rows = [row for row, _ in drafting]
+        guesses = None if self._guesses is None else {row.slot: list[torch.Tensor]() for row in own_rows}
+        if guesses is not None:
+            self._guesses = guesses
+
+        def choose(logits: torch.Tensor, index: int) -> torch.Tensor:
+            slots = around.to_device([row.slot for row in own_rows])
+            positions = around.to_device([position + index for _, position in drafting])
+            params = around.slots.draws(own_rows, slots, positions)
+            if guesses is not None:
+                for row, guess in zip(own_rows, probabilities(logits, params).unbind(), strict=True):
+                    guesses[row.slot].append(guess)
+            return sample(logits, params).ids
+
+        return choose
 
     def _features(self, tokens: torch.Tensor, around: Surroundings) -> torch.Tensor:
         return around.kv.new_empty(len(tokens), 0, 0) if self._taps is None else self._taps.features(len(tokens))
@@ -98,6 +134,11 @@ class DraftStage:
         return following
 
 
+def _num_kept(row: Row, num_tokens: int) -> int:
+    """Of a row that yielded `num_tokens`: positions that are no rejected drafts."""
+    return num_tokens if row.num_drafts else row.num_tokens
+
+
 def _num_good(target: TargetStep, block_size: int) -> dict[int, int]:
     """By the row's index: how many of its drafts had room for the KV of those before them."""
     good: dict[int, int] = {}
@@ -105,20 +146,6 @@ def _num_good(target: TargetStep, block_size: int) -> dict[int, int]:
         row = target.rows[i]
         good[i] = 1 + max(0, min(len(row.blocks) * block_size, target.max_context) - row.start - target.kept[i])
     return good
-
-
-def _chooser(
-    rows: Sequence[Row], kept: Sequence[int], around: Surroundings
-) -> Callable[[torch.Tensor, int], torch.Tensor]:
-    drafting = [(row, row.start + num + 1) for row, num in zip(rows, kept, strict=True) if row.sample]
-    own_rows = [row for row, _ in drafting]
-
-    def choose(logits: torch.Tensor, index: int) -> torch.Tensor:
-        slots = around.to_device([row.slot for row in own_rows])
-        positions = around.to_device([position + index for _, position in drafting])
-        return sample(logits, around.slots.draws(own_rows, slots, positions)).ids
-
-    return choose
 
 
 @dataclass(frozen=True, slots=True)

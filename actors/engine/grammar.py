@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakValueDictionary
 
@@ -37,7 +38,7 @@ class GrammarStore:
 
     def __init__(self, load: Callable[[], Vocabulary], vocab_size: int) -> None:
         """`load` may be slow: it is called when the first grammar comes. `vocab_size` is the logits' width."""
-        self._load = load
+        self.vocabulary = cache(load)
         self._vocab_size = vocab_size
         self._lock = threading.Lock()
         self._compiler: xgrammar.GrammarCompiler | None = None
@@ -57,7 +58,7 @@ class GrammarStore:
             return found
         with self._lock:
             if self._compiler is None:
-                self._compiler = make_compiler(self._load(), self._vocab_size)
+                self._compiler = make_compiler(self.vocabulary(), self._vocab_size)
             grammar = self._live[text] = self._recent[text] = compile_grammar(self._compiler, text)
             if len(self._recent) > MAX_GRAMMARS:
                 self._recent.popitem(last=False)

@@ -22,13 +22,15 @@ from baton.actors.engine.runner_graph import GraphRunner
 from baton.actors.engine.runner_prompt import PendingParts
 from baton.actors.engine.step_fields import UNKNOWN
 from baton.kernels.rope_store import TokenPlaces
-from baton.kernels.sampling import SamplingTensors, sample
+from baton.kernels.sampling import SamplingTensors, probabilities, sample
 from baton.kernels.verify_chain import NO_DRAFT, REJECTED, Verified, verify_chains
+from baton.kernels.verify_rejection import Chance, verify_by_rejection
 
 
 class SpeculativeRunner(TorchRunner):
     max_context = 1 << 40  # set these two before the first launch
     stage: DraftStage | None = None  # None = what is drafted comes with the batch
+    by_rejection = False  # else by the target's own sample
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> PendingStep:
@@ -63,7 +65,13 @@ class SpeculativeRunner(TorchRunner):
         params = self._slots.tensors(prefixes, slots, positions)
         self._count_drafts(params, prefixes)
         drafts, firsts = self._to_device([chains.drafts, chains.firsts])
-        ids, is_last = self._accept(sample(logits, params).ids, drafts, firsts)
+        ids = sample(logits, params).ids
+        if self.by_rejection and self.stage is not None and params.temperature is not None:
+            target, guesses, seeds = probabilities(logits, params), self.stage.guesses(prefixes, logits), params.seeds
+            assert seeds is not None
+            ids, is_last = verify_by_rejection(target, guesses, drafts, firsts, Chance(seeds, positions, ids))
+        else:
+            ids, is_last = self._accept(ids, drafts, firsts)
         self._slots.record_chains(slots, ids, is_last)
         copy = HostCopy((ids,))
         self._slots.note(prefixes, copy)

@@ -119,5 +119,6 @@ class Sequence:
         self.status = Status.WAITING
         self.table = BlockTable()
         self.is_slot_ready = self.was_denied = False
+        self.drafts = ()
         self.num_computed = self.num_scheduled = 0
         self.num_preemptions += 1

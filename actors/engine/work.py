@@ -53,7 +53,7 @@ class WorkDone:
             num_logits += row.sample + row.num_drafts
             num_positions += row.end
             num_pairs += row.num_tokens * row.start + row.num_tokens * (row.num_tokens + 1) // 2
-            if row.is_decode:
+            if row.num_tokens == 1 + row.num_drafts and row.sample:
                 self.decode_tokens += row.num_tokens
             else:
                 self.prefill_tokens += row.num_tokens

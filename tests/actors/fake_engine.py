@@ -12,6 +12,8 @@ from baton.actors.build import BuiltEngine
 from baton.actors.config import WorkerConfig
 from baton.actors.engine.drafters.build import make_speculation
 from baton.actors.engine.engine import Engine
+from baton.actors.engine.grammar import GrammarStore
+from baton.actors.engine.vocabulary import Vocabulary
 from baton.transfer.wire import KVLayout
 from tests.fakes import FakeRunner
 
@@ -28,6 +30,9 @@ LAYOUT = KVLayout(
 )
 
 
+NO_GRAMMARS = GrammarStore(lambda: Vocabulary((), ()), 0)
+
+
 def build_fake_engine(config: WorkerConfig, step_s: float = 0.0) -> BuiltEngine:
     """Build an engine on a FakeRunner; `engine.num_blocks` must be set."""
     assert config.engine.num_blocks is not None
@@ -38,7 +43,7 @@ def build_fake_engine(config: WorkerConfig, step_s: float = 0.0) -> BuiltEngine:
     cells: np.ndarray = kv.view(num_blocks, block_size).numpy().view(np.uint64)
     runner.kv = [memoryview(row) for row in cells]  # type: ignore[misc]  # ints in and out, bytes shared with kv
     max_context = config.engine.max_context or 1000
-    speculation = make_speculation(config.engine.speculation, None, overlap=True)
+    speculation = make_speculation(config.engine.speculation, None, NO_GRAMMARS, overlap=True)
     engine = Engine(
         config.engine,
         runner,

@@ -103,7 +103,9 @@ async def drive(options: argparse.Namespace, url: str) -> dict[str, Any]:
         return outcomes
 
     try:
-        await run_closed(client, jobs([0.0] * 8), lambda outcome: None, 4)  # warm up
+        warm_up = await run_closed(client, jobs([0.0] * 8), lambda outcome: None, 4)
+        if not any(outcome.fate == "ok" for outcome in warm_up):
+            raise RuntimeError(f"the cluster serves nothing: {warm_up[0].status} {warm_up[0].error}")
         outcomes = await run_closed(client, jobs([0.0] * options.capacity_requests), lambda outcome: None, SEATS)
         reports["closed loop"] = make_report(outcomes, TTFT_S, ITL_S)
         capacity = reports["closed loop"].requests_per_s

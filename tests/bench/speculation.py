@@ -117,7 +117,7 @@ class Contender:
         batch = self.engine.planned
         if batch is not None:
             self.meter.launched(batch, time.monotonic())
-            self.num_rows += sum(row.is_decode for row in batch.rows)
+            self.num_rows += sum(row.sample for row in batch.rows)
         updates += self.engine.run()
         self.meter.ended(self.engine.num_in_flight, time.monotonic())
         self.engine.note_cost(self.meter.cost)

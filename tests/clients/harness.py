@@ -44,7 +44,7 @@ SCORE = """
 doc_to_text: "Question:"
 doc_to_target: " {{question}}\\nAnswer: {{answer}}"
 output_type: loglikelihood
-metric_list: [{metric: perplexity, aggregation: perplexity}, {metric: acc, aggregation: mean}]
+metric_list: [{metric: acc, aggregation: mean}]
 """
 
 

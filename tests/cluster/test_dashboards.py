@@ -12,6 +12,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from baton.actors.ceilings import Ceilings
+from baton.actors.engine.speculation import DraftCounts
 from baton.actors.engine.updates import BlockCounts
 from baton.actors.messages import KVEvents
 from baton.actors.metrics import WorkerMetrics
@@ -42,7 +43,7 @@ def exported() -> dict[str, set[str]]:
     worker = WorkerMetrics("w")
     counts = BlockCounts(total=1, free=1, cached=0, held=0)
     worker.on_report(StepReport((), KVEvents(), counts, 0, 0, 0, 0.0, 0.0, None, 0.0))
-    worker.watch(worker.state.work, Ceilings(1.0, 1.0), lambda: worker_info("w"), {"decode": ()})
+    worker.watch(worker.state.work, Ceilings(1.0, 1.0), lambda: worker_info("w"), {"decode": ()}, DraftCounts([1], [1]))
     gateway = Metrics()
     gateway.watch_queue(lambda: 0, lambda: 0)
     series: dict[str, set[str]] = {"up": {"job", "process", "kind"}}
@@ -95,6 +96,6 @@ def test_label_sets_stay_small() -> None:
     """Entry 27: no label's values come from requests."""
     closed = {
         "worker", "process", "kind", "state", "phase", "role", "side", "version", "mover",
-        "endpoint", "status", "reason", "finish", "slo", "outcome", "le", "job", "key", "path",
+        "endpoint", "status", "reason", "finish", "slo", "outcome", "le", "job", "key", "path", "place",
     }  # fmt: skip
     assert set().union(*exported().values()) <= closed

@@ -78,6 +78,7 @@ async def test_a_worker_that_cannot_go_on_gets_a_new_process() -> None:
     running = supervisor(config(model="fragile", pools={"both": {}}))
     async with supervised(running):
         (first,) = running.workers()
+        await running.counts()
         async with asyncio.timeout(20):
             while not (lives := running.workers()) or lives[0].pid == first.pid:
                 await asyncio.sleep(0.05)
@@ -86,6 +87,7 @@ async def test_a_worker_that_cannot_go_on_gets_a_new_process() -> None:
 async def test_a_gpu_that_fails_is_kept_from_use_until_it_is_released() -> None:
     running = supervisor(config(model="bad gpu 0", pools={"both": {"replicas": 2, "num_gpus": 1}}))
     async with supervised(running):
+        await running.counts()
         async with asyncio.timeout(20):
             while not running.desired.quarantine:
                 await asyncio.sleep(0.05)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import httpx
 import psutil
 import pytest
 import yaml
 from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
+from pydantic import BaseModel, Field
 
 from baton.cluster.config import ClusterConfig, parse_config
 
@@ -64,6 +66,7 @@ async def test_openai_clients_are_served_by_one_prefill_and_two_decode_workers(s
         await check_sampling(api)
         await check_prompts(api)
         await check_other_shapes(api)
+        await check_structured(api)
         await check_refusals(api)
     await check_second_turn(cluster)
     await check_disconnects(cluster)
@@ -134,6 +137,34 @@ async def check_other_shapes(api: AsyncOpenAI) -> None:
         body = {"model": MODEL, "max_tokens": 30, "messages": CAPITAL, "temperature": 0}
         message = (await http.post("messages", json=body)).raise_for_status().json()
     assert message["content"] == [{"type": "text", "text": "The capital of France is Paris."}]
+
+
+class City(BaseModel):
+    name: str = Field(max_length=20)
+    is_capital: bool
+    tags: list[Literal["old", "large", "north"]] = Field(max_length=2)
+
+
+COUNTRY = {"country": {"enum": ["France", "Italy"]}}
+PARAMETERS = {"type": "object", "properties": COUNTRY, "required": ["country"], "additionalProperties": False}
+GIVE = {"type": "function", "function": {"name": "capital_of", "strict": True, "parameters": PARAMETERS}}
+
+
+async def check_structured(api: AsyncOpenAI) -> None:
+    """Models as openai parses them, and calls as it assembles them; streamed like whole."""
+    ask: dict[str, Any] = {"model": MODEL, "messages": CAPITAL, "temperature": 0, "max_tokens": 100}
+    whole = await api.chat.completions.parse(**ask, response_format=City)
+    assert isinstance(whole.choices[0].message.parsed, City)
+    called = await api.chat.completions.create(**ask, tools=[GIVE], tool_choice="required", parallel_tool_calls=False)
+    (call,) = called.choices[0].message.tool_calls
+    assert json.loads(call.function.arguments)["country"] in ("France", "Italy")
+    async with api.chat.completions.stream(**ask, response_format=City) as stream:
+        assert (await stream.get_final_completion()).choices[0].message.parsed == whole.choices[0].message.parsed
+    async with api.chat.completions.stream(
+        **ask, tools=[GIVE], tool_choice="required", parallel_tool_calls=False
+    ) as stream:
+        (streamed,) = (await stream.get_final_completion()).choices[0].message.tool_calls
+    assert (streamed.function.name, streamed.function.arguments) == (call.function.name, call.function.arguments)
 
 
 async def check_refusals(api: AsyncOpenAI) -> None:

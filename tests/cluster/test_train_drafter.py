@@ -66,7 +66,7 @@ def test_a_stopped_run_goes_on_and_leaves_a_checkpoint_with_its_record(tiny_mode
 
     record = json.loads((tmp_path / "out/training.json").read_text())
     assert record["options"]["draft_vocab"] == 64
-    assert [entry["step"] for entry in record["history"]["train"]] == [20, 40]
+    assert [entry["step"] for entry in record["history"]["train"]] == [10, 20, 30, 40]
     assert record["history"]["held_out"][-1]["step"] == 40
     assert record["held_out"]["acceptance_length"] >= 1
     config = json.loads((tmp_path / "out/config.json").read_text())

@@ -22,12 +22,7 @@ class TinyWorker:
     async def start(self) -> WorkerInfo:
         if self._spec.config.model == "broken":
             raise ValueError("these weights are broken")
-        loop = asyncio.get_running_loop()
-        self.failed = loop.create_future()
-        if self._spec.config.model == "fragile":
-            loop.call_later(0.1, self.failed.set_exception, RuntimeError("the engine is gone"))
-        if os.environ.get("CUDA_VISIBLE_DEVICES") == self._spec.config.model.removeprefix("bad gpu "):
-            loop.call_later(0.1, self.failed.set_exception, RuntimeError("CUDA error: uncorrectable ECC error"))
+        self.failed = asyncio.get_running_loop().create_future()
         self._incarnation = uuid4().hex
         return self.info()
 
@@ -56,6 +51,11 @@ class TinyWorker:
         return b"trace"
 
     async def counts(self) -> BlockCounts:
+        """A fragile one does not survive the question."""
+        if self._spec.config.model == "fragile":
+            self.failed.set_exception(RuntimeError("the engine is gone"))
+        if os.environ.get("CUDA_VISIBLE_DEVICES") == self._spec.config.model.removeprefix("bad gpu "):
+            self.failed.set_exception(RuntimeError("CUDA error: uncorrectable ECC error"))
         return BlockCounts(total=1, free=1, cached=0, held=0)
 
     async def peer_dead(self, incarnation: str) -> None:

@@ -5,7 +5,7 @@ import torch
 
 from baton.kernels.random_bits import gumbel
 from baton.kernels.verify_chain import NO_DRAFT, REJECTED, verify_chains
-from baton.kernels.verify_rejection import rejection_ids_reference, verify_by_rejection
+from baton.kernels.verify_rejection import Chance, rejection_ids_reference, verify_by_rejection
 from baton.kernels.verify_rejection_triton import rejection_ids_triton
 
 NUM_SAMPLES = 100_000
@@ -68,7 +68,8 @@ def test_two_drafts_a_row_keep_the_targets_distribution(scheme: str) -> None:
         ids = verify_chains(coupled(target, row_seeds, positions), drafts, firsts).ids
     else:
         certain = None if "certain" in scheme else draft
-        ids = verify_by_rejection(target, certain, drafts, firsts, row_seeds, positions).ids
+        plain = coupled(target, row_seeds, positions)
+        ids = verify_by_rejection(target, certain, drafts, firsts, Chance(row_seeds, positions, plain)).ids
     a, b = ids.view(n, 3)[:, 0], ids.view(n, 3)[:, 1]
     assert chi_squared(a, first) < 18.5  # 4 degrees of freedom
     both = b != REJECTED  # what b is given a is decided by a's own step or by the next one, which sees a

@@ -14,12 +14,13 @@ class Desk:
     """An admission over workers that take `room` more requests."""
 
     room: int = 0
+    has_seat: bool = True
     now: float = 0.0
     limits: AdmissionLimits = field(default_factory=AdmissionLimits)
     order: list[Place] = field(default_factory=list[Place])
 
     def __post_init__(self) -> None:
-        self.admission = Admission(self.limits, lambda num_tokens: self.room > 0, self.clock)
+        self.admission = Admission(self.limits, lambda num_tokens: self.room > 0, self.clock, lambda: self.has_seat)
 
     def clock(self) -> float:
         self.now += 1e-6  # no two readings of a real one are equal
@@ -204,12 +205,14 @@ def test_where_seats_are_what_lacks_the_wait_goes_by_how_fast_they_come_free() -
         place.leave(has_output=True)
     desk.room = 0
     desk.enter(*[100] * 6)
+    desk.has_seat = False
     for second in range(8):  # all prompts were computed in the first of them; one request ends a second
         desk.now = float(second)
-        desk.admission.note_progress(80_000 if second == 0 else 0, has_seat=False)
+        desk.admission.note_progress(80_000 if second == 0 else 0)
         desk.admission.note_end(running[second], 50)
     assert desk.admission.expected_wait_s(100) == pytest.approx(6.0, rel=0.2)
-    desk.admission.note_progress(0, has_seat=True)
+    desk.has_seat = True
+    desk.admission.note_progress(0)
     assert desk.admission.expected_wait_s(100) < 1.0
 
 
@@ -228,3 +231,46 @@ def test_the_pace_counts_only_time_in_which_somebody_waited() -> None:
     desk.enter(*[100] * 4)
     desk.serve(1, seconds=1.0)
     assert desk.admission.expected_wait_s(100) == pytest.approx(3.0, rel=0.3)
+
+
+def test_where_seats_are_what_lacks_the_first_in_the_queue_is_judged_by_how_long_requests_run() -> None:
+    """No pace is measured before somebody waits, and a refusal after the wait comes too late."""
+    desk = limited(max_wait_s=6.0)
+    desk.room = 1
+    for _ in range(2):
+        running = [*desk.enter(10), *desk.enter(10)]
+        for place in running:
+            place.charged(10)
+            place.leave(has_output=True)
+        desk.now += 20.0
+        if not desk.order:
+            for place in running:
+                desk.admission.note_end(place, 50)
+            desk.order += running
+    desk.room, desk.has_seat = 0, False
+    with pytest.raises(Overloaded, match=r"a wait of 10\.0 s is expected"):
+        desk.enter(10)
+
+
+async def test_a_request_that_waited_in_vain_makes_the_next_ones_hear_it_at_once_for_a_while() -> None:
+    desk = limited(max_wait_s=6.0)
+    desk.room = 1
+    (place,) = desk.enter(10)
+    place.charged(10)
+    place.leave(has_output=True)
+    desk.now += 3.0
+    desk.admission.note_end(place, 50)
+    (running,) = desk.enter(10)
+    running.charged(10)
+    desk.room, desk.has_seat = 0, False
+    (waiting,) = desk.enter(10)
+    desk.now += 7.0
+    desk.room = 1
+    desk.admission.pump()
+    assert isinstance(waiting.refusal, Overloaded)
+    waiting.leave()
+    desk.room = 0
+    with pytest.raises(Overloaded, match="a wait"):
+        desk.enter(10)
+    desk.now += 300.0
+    desk.enter(10)

@@ -7,7 +7,8 @@ from fake_workers import FakeWorker
 
 from baton.router.config import PolicyName, RouterConfig
 from baton.router.errors import NoWorkers
-from tests.router.rig import a_request, rig, tokens_of, until
+from baton.router.tokenizer import Tokenizer
+from tests.router.rig import a_request, rig, served, tokens_of, until
 
 
 async def test_a_worker_that_leaves_ends_what_it_runs_and_gets_nothing_new() -> None:
@@ -109,3 +110,14 @@ async def test_the_context_is_what_every_decode_worker_can_hold() -> None:
     workers = [FakeWorker(worker_id="a", max_context=4096), FakeWorker(worker_id="b", max_context=2048)]
     async with rig(*workers) as router:
         assert router.membership.max_context() == 2048
+
+
+async def test_before_the_first_worker_nothing_may_be_asked(tokenizer: Tokenizer) -> None:
+    """One that is coming for the first time may take minutes to load, and its context is not known."""
+    async with served(tokenizer) as api:
+        await api.gateway.set_workers([], is_decoder_coming=True)
+        assert (await api.http.get("/health")).status_code == 503
+        reply = await api.chat()
+        assert (reply.status_code, reply.json()["error"]["message"]) == (
+            503, "no decode worker has registered: try again shortly",
+        )  # fmt: skip

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 
 from baton.actors.build import BuiltEngine, join_engine, weights_version
 from baton.actors.config import WorkerConfig
 from baton.actors.engine.checkpoint import build_model, open_checkpoint
 from baton.actors.engine.request import Request, SamplingParams
+from baton.actors.engine.vocabulary import load_vocabulary
 from baton.actors.engine.weights import Placement
 from baton.actors.messages import Output, Role
 from baton.actors.worker import Worker
@@ -29,6 +32,10 @@ from tests.router.rig import Rig, rig, tokens_of, until
 
 NUM_TOKENS, NUM_BEFORE = 64, 20
 IDS = itertools.count()
+SCHEMA = {"type": "array", "items": {"enum": [101_011, 20_202, 3_030_303]}, "minItems": 4, "maxItems": 4}
+NUMBERS = json.dumps(
+    {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": SCHEMA, "max_whitespace_cnt": 1}}
+)
 
 Build = Callable[[WorkerConfig], BuiltEngine]
 build_slowly = partial(build_fake_engine, step_s=0.003)  # slow enough to be killed in the middle
@@ -41,10 +48,12 @@ class Crashing(Worker):
 
 
 @asynccontextmanager
-async def served_by(*roles: Role, build: Build = build_slowly) -> AsyncGenerator[tuple[Rig, list[Crashing]], None]:
+async def served_by(
+    *roles: Role, build: Build = build_slowly, model: str = "m"
+) -> AsyncGenerator[tuple[Rig, list[Crashing]], None]:
     engine = {"num_blocks": 128, "block_size": 16, "max_num_seqs": 8, "max_step_tokens": 64, "max_prefill_chunk": 64}
     config = WorkerConfig.model_validate(
-        {"model": "m", "served_name": "m", "engine": engine, "transfer": {"stall_s": 60}}
+        {"model": model, "served_name": "m", "engine": engine, "transfer": {"stall_s": 60}}
     )
     workers = [Crashing(worker_id=f"w{i}", role=role, config=config, build=build) for i, role in enumerate(roles)]
     infos = [await worker.start() for worker in workers]
@@ -117,19 +126,32 @@ async def test_with_no_spare_worker_the_answer_ends_in_one_error() -> None:
 
 @pytest.mark.slow
 async def test_a_real_models_answers_go_on_as_if_nothing_had_happened() -> None:
-    """One greedy, one by seed with everything that depends on the tokens before."""
+    """Greedy and by seed with everything that depends on the tokens before, free and bound to a JSON schema."""
     model = build_model(open_checkpoint(smollm2_path()), Placement(), block_size=16, max_context=512)
 
     def build(config: WorkerConfig) -> BuiltEngine:
         return join_engine(config, model, Placement(), weights_version(smollm2_path()))
 
-    def both() -> list[Request]:
-        end = {"ignore_eos": False, "max_tokens": 32}
-        penalties = {"presence_penalty": 0.7, "frequency_penalty": 0.3, "repetition_penalty": 1.1, "min_tokens": 25}
-        return [choices(temperature=0.0, **end)[0], choices(temperature=0.9, top_p=0.95, **penalties, **end)[1]]
+    def asked() -> list[Request]:
+        penalties = {"presence_penalty": 0.7, "frequency_penalty": 0.3, "repetition_penalty": 1.1}
+        seeded = {"temperature": 0.9, "top_p": 0.95, **penalties}
+        requests = [
+            choices(**fields, max_tokens=44, ignore_eos=False)[i]
+            for fields in ({"temperature": 0.0}, seeded)
+            for i in (0, 1)
+        ]
+        return [
+            msgspec.structs.replace(request, grammar=NUMBERS if i % 2 else "") for i, request in enumerate(requests)
+        ]
 
-    async with served_by("both", "both", build=build) as (router, workers):
-        expected = [await router.run(request) for request in both()]
-        for outputs, undisturbed in zip(await disturbed(router, workers, both()), expected, strict=True):
+    async with served_by("both", "both", build=build, model=str(smollm2_path())) as (router, workers):
+        expected = await asyncio.gather(*map(router.run, asked()))
+        given = await disturbed(router, workers, asked())
+        assert f'migrations_total{{reason="lost"}} {len(given):.1f}' in router.metrics.render().decode()
+        for outputs, undisturbed in zip(given, expected, strict=True):
             assert tokens_of(outputs) == tokens_of(undisturbed)
             assert outputs[-1].finish == undisturbed[-1].finish
+        vocabulary = load_vocabulary(smollm2_path(), (2,)).token_bytes
+        for outputs in given[1::2]:
+            text = b"".join(vocabulary[token] for token in tokens_of(outputs) if token != 2)
+            assert len(json.loads(text)) == 4

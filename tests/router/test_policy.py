@@ -2,16 +2,21 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 from pools import BLOCK, pool, routed
 
+from baton.actors.messages import Load
 from baton.router.config import RouterConfig
-from baton.router.fleet import RoutedWorker
+from baton.router.fleet import Pool, Roster, RoutedWorker
 from baton.router.policies import make_policy
 from baton.router.policy import (
     Ask,
     Choice,
     cache_aware,
     dynamo,
+    first_of,
     least_loaded,
     pairwise,
     power_of_two,
@@ -150,3 +155,20 @@ def test_a_session_leaves_a_worker_that_is_far_busier() -> None:
 def test_the_configured_policy_gets_its_limits() -> None:
     policy = make_policy(RouterConfig.model_validate({"policy": "cache_aware", "cache_aware": {"min_match": 0.9}}))
     assert policy(ASK, pool(routed("a"), routed("b", requests=1), cached={1: 8}), pool()).decode == 0
+
+
+@given(st.integers(1, 12).flatmap(lambda n: st.lists(st.lists(st.integers(0, 3), min_size=n, max_size=n), min_size=1)))
+def test_the_first_is_the_smallest_by_all_keys_in_turn_then_by_row(keys: list[list[int]]) -> None:
+    columns = [np.array(key, dtype=np.float64) for key in keys]
+    assert first_of(*columns) == min(range(len(keys[0])), key=lambda row: (*(key[row] for key in keys), row))
+
+
+def test_workers_of_a_pool_share_columns_that_follow_each_of_them() -> None:
+    workers = [routed(name, requests=i, tokens=10 * i) for i, name in enumerate("abcd")]
+    figures = Roster(workers).figures
+    workers[2].take_load(Load(num_running=7, waiting_tokens=70))
+    workers[1].charge(num_tokens=5, context=0.0)
+    seen = Pool(workers, figures, np.zeros(4))
+    assert seen.num_requests.tolist() == [worker.num_requests for worker in workers] == [0, 2, 7, 3]
+    assert seen.num_tokens.tolist() == [worker.num_tokens for worker in workers] == [0, 15, 70, 30]
+    assert seen.only(2).num_requests.tolist() == [7]

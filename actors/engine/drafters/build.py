@@ -12,12 +12,14 @@ from baton.actors.engine.drafters.context import ModuleContext
 from baton.actors.engine.drafters.draft_model import DraftModel, make_draft_model
 from baton.actors.engine.drafters.drafter import Drafter, ModuleDrafts
 from baton.actors.engine.drafters.eagle import make_eagle
+from baton.actors.engine.drafters.grammar import GrammarDrafter
 from baton.actors.engine.drafters.medusa import make_medusa
 from baton.actors.engine.drafters.module import DraftModule
 from baton.actors.engine.drafters.mtp import make_mtp
 from baton.actors.engine.drafters.ngram import NgramDrafter
 from baton.actors.engine.drafters.suffix import SuffixDrafter
 from baton.actors.engine.drafters.taps import Taps
+from baton.actors.engine.grammar import GrammarStore
 from baton.actors.engine.models.llama import Llama
 from baton.actors.engine.models.model import Model
 from baton.actors.engine.speculation import DraftSpeculation, NoSpeculation, Speculation
@@ -29,7 +31,11 @@ MODULES: dict[DrafterKind, MakeModule] = {
     "mtp": make_mtp,
     "medusa": make_medusa,
 }
-LOOKUPS: dict[DrafterKind, Callable[[int], Drafter]] = {"ngram": NgramDrafter, "suffix": SuffixDrafter}
+LOOKUPS: dict[DrafterKind, Callable[[int, GrammarStore], Drafter]] = {
+    "ngram": lambda min_match, _: NgramDrafter(min_match),
+    "suffix": lambda min_match, _: SuffixDrafter(min_match),
+    "grammar": lambda _, grammars: GrammarDrafter(grammars),
+}
 QUIET_STEPS = 8  # that overlap, after one for which a lookup found nothing
 
 
@@ -57,19 +63,22 @@ def make_parts(context: ModuleContext, max_step_tokens: int) -> DraftParts:
     if make is None:
         return DraftParts(context.target)
     module = make(context)
+    by_rejection = context.config.acceptance == "rejection"
     if not module.taps:
-        return DraftParts(context.target, module, DraftStage(module))
+        return DraftParts(context.target, module, DraftStage(module, keeps_guesses=by_rejection))
     assert isinstance(context.target, Llama)  # or the module would have refused it
     taps = Taps(context.target, module.taps, max_step_tokens)
-    return DraftParts(taps.model, module, DraftStage(module, taps))
+    return DraftParts(taps.model, module, DraftStage(module, taps, keeps_guesses=by_rejection))
 
 
-def make_speculation(config: SpeculationConfig | None, module: DraftModule | None, *, overlap: bool) -> Speculation:
+def make_speculation(
+    config: SpeculationConfig | None, module: DraftModule | None, grammars: GrammarStore, *, overlap: bool
+) -> Speculation:
     """The engine's side, on rank 0."""
     if config is None:
         return NoSpeculation()
     most, lookup = config.max_draft_tokens, LOOKUPS.get(config.drafter)
     quiet_steps = QUIET_STEPS if overlap and lookup is not None else 0
     lengths = FixedLengths() if config.length == "fixed" else CostLengths(most, quiet_steps=quiet_steps)
-    drafter = ModuleDrafts() if lookup is None else lookup(config.min_match)
+    drafter = ModuleDrafts() if lookup is None else lookup(config.min_match, grammars)
     return DraftSpeculation(drafter, lengths, most, module_layers=None if module is None else module.num_layers)

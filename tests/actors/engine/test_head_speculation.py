@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 from tiny_samples import CONFIG, Tiny
 
-from baton.actors.build import BuiltEngine, join_engine
+from baton.actors.build import BuiltEngine, build_engine, join_engine
 from baton.actors.config import WorkerConfig
 from baton.actors.drafter_training.export import export_head
 from baton.actors.drafter_training.train import Trainer
@@ -36,12 +36,16 @@ class Said:
     logprobs: list[float] = field(default_factory=list[float])
 
 
-def build(model: Path, head: dict[str, Any] | None, k: int = 3, **engine: Any) -> BuiltEngine:
-    speculation = None if head is None else head | {"max_draft_tokens": k, "length": "fixed"}
+def config_of(model: Path, head: dict[str, Any] | None, k: int = 3, *, ranks: int = 1, **engine: Any) -> WorkerConfig:
     options = {"block_size": 4, "num_blocks": 64, "max_context": 64, "max_num_seqs": 4, "max_step_tokens": 32} | engine
-    config = {"model": str(model), "served_name": "tiny", "device": "cpu", "engine": options}
-    config["engine"] = options | ({} if speculation is None else {"speculation": speculation})
-    return join_engine(WorkerConfig.model_validate(config), model_at(model), Placement(), "v1")
+    if head is not None:
+        options["speculation"] = head | {"max_draft_tokens": k, "length": "fixed"}
+    config = {"model": str(model), "served_name": "tiny", "device": "cpu", "num_threads": 1, "tensor_parallel": ranks}
+    return WorkerConfig.model_validate(config | {"engine": options})
+
+
+def build(model: Path, head: dict[str, Any] | None, k: int = 3, **engine: Any) -> BuiltEngine:
+    return join_engine(config_of(model, head, k, **engine), model_at(model), Placement(), "v1")
 
 
 @cache
@@ -157,6 +161,35 @@ def test_after_a_hand_over_as_much_is_kept_as_without(name: str, tiny: Tiny, all
         found = hand_over(prefill, decode, same)
         assert found.tokens == expected.tokens
     assert (decode.drafts.verified, decode.drafts.accepted) == (alone.drafts.verified, alone.drafts.accepted)
+
+
+@pytest.mark.parametrize("name", ["eagle3", "medusa"])
+def test_preemption_changes_nothing(name: str, tiny: Tiny, all_heads: dict[str, dict[str, Any]]):
+    expected = run(build(tiny.path, None), requests())
+    built = build(tiny.path, all_heads[name], num_blocks=20, headroom_blocks=0)
+    asked = requests()
+    for one in asked:
+        built.engine.submit(one)
+    said = {one.id: Said() for one in asked}
+    have_all_run = False
+    # 20 blocks hold the prompts, but not what they grow to.
+    while not have_all_run or not built.engine.num_waiting:
+        for update in built.engine.step():
+            said[update.request_id].tokens += update.tokens
+        have_all_run |= built.engine.num_running == len(asked)
+    finish(built, said)
+    assert [one.tokens for one in said.values()] == [one.tokens for one in expected]
+
+
+def test_two_ranks_keep_what_one_keeps(tiny: Tiny, all_heads: dict[str, dict[str, Any]]):
+    alone = build(tiny.path, all_heads["eagle3"])
+    expected = run(alone, requests())
+    split = build_engine(config_of(tiny.path, all_heads["eagle3"], ranks=2))
+    try:
+        assert [said.tokens for said in run(split, requests())] == [said.tokens for said in expected]
+        assert (split.drafts.verified, split.drafts.accepted) == (alone.drafts.verified, alone.drafts.accepted)
+    finally:
+        split.ranks.close()
 
 
 def test_workers_with_different_heads_do_not_hand_over(tiny: Tiny, all_heads: dict[str, dict[str, Any]]):

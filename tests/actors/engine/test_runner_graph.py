@@ -12,14 +12,18 @@ from model_cases import smollm2
 from baton.actors.engine.batch import Runner
 from baton.actors.engine.config import EngineConfig
 from baton.actors.engine.cut_graph import CutForward
+from baton.actors.engine.draft_length import FixedLengths
 from baton.actors.engine.engine import Engine
 from baton.actors.engine.kv_cache import KVSpec
 from baton.actors.engine.request import Request, SamplingParams
 from baton.actors.engine.runner import TorchRunner
 from baton.actors.engine.runner_graph import Captured, GraphLimits, GraphRunner, cut_sizes, decode_sizes
+from baton.actors.engine.runner_speculative import SpeculativeRunner
+from baton.actors.engine.speculation import DraftSpeculation, Speculation
 from baton.kernels.attention import AttentionBackend, AttentionShape, GraphSize, StepLayout
 from baton.kernels.attention_torch import TorchAttention
 from baton.kernels.block_index import pad_decodes
+from tests.actors.engine.scripted import Scripted, some_right
 
 NUM_BLOCKS, NUM_SLOTS = 64, 6
 MAX_CUT = 60  # tokens: some steps of 64 are beyond it
@@ -105,9 +109,15 @@ class RerunRunner(GraphRunner):
         return sum(cut.num_replays for cut in self._cuts.values() if isinstance(cut, RerunCut))
 
 
-def outputs(runner: Runner, overlap: bool) -> dict[str, list[int]]:
+class SpeculativeRerunRunner(SpeculativeRunner, RerunRunner):
+    """As SpeculativeGraphRunner."""
+
+
+def outputs(runner: Runner, overlap: bool, speculation: Speculation | None = None) -> dict[str, list[int]]:
     config = EngineConfig(max_num_seqs=NUM_SLOTS, max_step_tokens=64, overlap=overlap)
-    engine = Engine(config, runner, num_blocks=NUM_BLOCKS, max_context=512, eos_token_ids=frozenset())
+    engine = Engine(
+        config, runner, num_blocks=NUM_BLOCKS, max_context=512, eos_token_ids=frozenset(), speculation=speculation
+    )
     tokens: dict[str, list[int]] = {request.id: [] for request in REQUESTS}
     for request in REQUESTS:
         engine.submit(request)
@@ -126,8 +136,16 @@ def test_captured_steps_give_the_same_tokens(overlap: bool, monkeypatch: pytest.
     graphs = RerunRunner(model, spec.allocate(NUM_BLOCKS), limits=limits, make_attention=PaddedAttention)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     graphs.capture()
-    assert outputs(graphs, overlap) == outputs(plain, overlap=False)
+    expected = outputs(plain, overlap=False)
+    assert outputs(graphs, overlap) == expected
     assert graphs.num_cut_replays > 0
+
+    drafting = SpeculativeRerunRunner(model, spec.allocate(NUM_BLOCKS), limits=limits, make_attention=PaddedAttention)
+    drafting.capture()
+    drafter = Scripted(some_right, lambda request: [*expected[request.id], *[0] * 9], model.config.vocab_size)
+    speculation = DraftSpeculation(drafter, FixedLengths(), 4)
+    assert outputs(drafting, overlap, speculation) == expected
+    assert sum(speculation.counts.accepted) > 0 and drafting.num_cut_replays > graphs.num_cut_replays
 
 
 def test_the_ladders_of_sizes_end_with_the_largest_step() -> None:

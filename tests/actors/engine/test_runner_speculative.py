@@ -210,7 +210,7 @@ def plain_constrained() -> Seen:
 @scripts
 @pytest.mark.parametrize("k", range(1, 9))
 def test_grammars_hold_inside_the_drafts(k: int, num_right: NumRight) -> None:
-    """Markers, openings and the end itself fall inside the window; what is drafted behind the end is ignored."""
+    """Entry 14: markers, openings and the end itself fall inside the window; nothing drafted behind the end counts."""
     expected = plain_constrained()
     assert_same(serve(constrained(), speculation(scripted(num_right, expected), k)), expected)
     for id in ("thinking", "random thinking"):
@@ -219,7 +219,7 @@ def test_grammars_hold_inside_the_drafts(k: int, num_right: NumRight) -> None:
 
 
 def test_a_draft_that_the_grammar_forbids_is_rejected_there_and_nowhere_else() -> None:
-    """A drafter that proposes a markdown fence, always."""
+    """Entry 14 too: a drafter that always proposes a markdown fence."""
 
     class Fence:
         def propose(self, sequence: Any, num: int) -> list[int]:

@@ -32,8 +32,7 @@ def lives(rig: Rig, ids: list[str]) -> list[Any]:
 
 
 @scripts
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("prefix_cache", [False, True])
+@pytest.mark.parametrize(("prefix_cache", "overlap"), [(True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("k", range(1, 9))
 def test_nobody_sees_the_drafts(script: NumRight, k: int, prefix_cache: bool, overlap: bool) -> None:
     requests = [
@@ -111,7 +110,7 @@ def test_rejected_kv_is_neither_cached_nor_handed_over(script: NumRight) -> None
 
 
 def test_a_stop_inside_the_drafts_ends_text_ids_and_logprobs_there() -> None:
-    """A stop id among accepted drafts: whatever was verified behind it is nobody's token."""
+    """Entry S10, on the engine's side: what was verified behind a stop id is nobody's token."""
     plain = Rig()
     plain.submit(make_request("a", 5, max_tokens=30, ignore_eos=True))
     plain.run()
@@ -152,7 +151,7 @@ def test_a_preempted_sequence_goes_on_drafting_where_it_was() -> None:
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_prompts_whose_chunks_end_anywhere_draft_after_the_last_chunk_only(overlap: bool) -> None:
-    """Prompt lengths around chunk and block borders, two at once, then both again from the cache."""
+    """Entry S8: prompt lengths around chunk and block borders, two at once, then both again from the cache."""
     for length in (3, 4, 5, 7, 8, 9, 12, 13, 16, 17):
         config: dict[str, Any] = {"max_step_tokens": 12, "max_prefill_chunk": 8, "max_num_seqs": 4, "overlap": overlap}
         rig = Rig(config=config, speculation=scripted(all_right, 4))
@@ -167,7 +166,7 @@ def test_prompts_whose_chunks_end_anywhere_draft_after_the_last_chunk_only(overl
 
 
 def test_neighbours_that_come_and_go_change_nobodys_text() -> None:
-    """A greedy-like request repeated while others with other seeds run, some of which have no drafts."""
+    """Entry S9: one request repeated while others with other seeds run, some of which have no drafts."""
 
     class OnlyOdd(Scripted):
         def propose(self, sequence: Any, num: int) -> list[int]:
@@ -192,7 +191,7 @@ def test_neighbours_that_come_and_go_change_nobodys_text() -> None:
 
 def test_drafts_are_counted_by_position() -> None:
     speculation = scripted(lambda _: 2, 4)
-    rig = Rig(speculation=speculation)
+    rig = Rig(speculation=speculation, config={"overlap": False})
     rig.submit(make_request("a", 5, max_tokens=13, ignore_eos=True))
     rig.run()
     assert speculation.counts.verified == [4, 4, 3, 3]

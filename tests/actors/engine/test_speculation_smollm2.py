@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Literal
 
 import pytest
@@ -13,6 +14,7 @@ from baton.actors.engine.config import EngineConfig
 from baton.actors.engine.drafters.config import SpeculationConfig
 from baton.actors.engine.request import Request, SamplingParams
 from baton.actors.engine.weights import Placement
+from baton.router.tokenizer import Tokenizer
 
 # "The cat sat on the mat. The dog sat on the mat." over and over, as token ids.
 SENTENCE = (504, 2644, 3343, 335, 260, 6906, 30, 378, 2767, 3343, 335, 260, 6906, 30)
@@ -35,3 +37,42 @@ def test_greedy_tokens_equal_transformers_in_fewer_steps(drafter: Literal["ngram
         num_steps += 1
     assert tokens == reference_greedy(smollm2_reference(), prompt, NUM_TOKENS)
     assert num_steps < NUM_TOKENS / 2 and sum(built.drafts.accepted) > NUM_TOKENS / 2
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "capital_of_the_country": {"type": "string", "maxLength": 12},
+        "number_of_inhabitants": {"type": "integer", "minimum": 0, "maximum": 99_999_999},
+        "continent": {"enum": ["Europe", "South America"]},
+    },
+    "required": ["capital_of_the_country", "number_of_inhabitants", "continent"],
+    "additionalProperties": False,
+}
+QUESTION = (
+    "What is the capital of France? Answer as JSON, for example "
+    '{"capital_of_the_country": "Rome", "number_of_inhabitants": 2800000, "continent": "Europe"}'
+)
+
+
+def test_what_a_grammar_forces_is_not_waited_for_and_changes_no_token() -> None:
+    format = {"type": "json_schema", "json_schema": SCHEMA, "max_whitespace_cnt": 4}
+    grammar = json.dumps({"type": "structural_tag", "format": format})
+    prompt = Tokenizer.load(smollm2_path()).encode_chat_now([{"role": "user", "content": QUESTION}])
+    sampling = SamplingParams(max_tokens=100, seed=5, temperature=0.8)
+    outputs: list[list[int]] = []
+    steps: list[int] = []
+    for speculation in (None, SpeculationConfig(drafter="grammar", max_draft_tokens=8, length="fixed")):
+        settings = EngineConfig(
+            num_blocks=32, max_num_seqs=4, max_step_tokens=64, speculation=speculation, max_context=512
+        )
+        config = WorkerConfig(model=str(smollm2_path()), served_name="smollm2", engine=settings)
+        engine = join_engine(config, smollm2(), Placement(), "1").engine
+        engine.submit(Request(id="a", tokens=prompt, sampling=sampling, grammar=grammar))
+        outputs.append([])
+        steps.append(0)
+        while engine.has_work:
+            outputs[-1] += [token for update in engine.step() for token in update.tokens]
+            steps[-1] += 1
+    assert outputs[0] == outputs[1] and len(outputs[0]) > 20
+    assert steps[1] < 0.7 * steps[0]
