@@ -20,11 +20,12 @@ UNBOUNDED = math.inf
 _parser: Any = importlib.import_module("re._parser")
 
 # What Python's parser takes and ECMA-262 reads otherwise, or not at all.
-_FOREIGN = re.compile(r"(?:^|[^\\])(?:\\\\)*(?P<what>\[\]|\[\^\]|\(\?[PaiLmsux#-]|\\[AZaUN]|\{,|[*+?}]\+)")
+_FOREIGN = re.compile(r"(?:^|[^\\])(?:\\\\)*(?P<what>\[\]|\[\^\]|\(\?[PaiLmsux#-]|\\[AZaUN]|\{,)")
 _NAMES = {
     "ASSERT": "a look-around",
     "ASSERT_NOT": "a look-around",
     "GROUPREF": "a back-reference",
+    "POSSESSIVE_REPEAT": "a possessive repetition",
     "AT": r"\b, or ^ or $ elsewhere than at the ends",
 }
 
