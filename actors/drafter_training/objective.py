@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from baton.actors.drafter_training.heads import DraftHead, Unrolled
 from baton.actors.drafter_training.samples import Sample
+from baton.actors.engine.drafters.chain import head_rows
 from baton.actors.engine.models.llama import Llama
 
 STEP_DECAY = 0.8  # of a later unrolled step's weight in the loss
@@ -51,7 +52,7 @@ class StepScore(NamedTuple):
 def make_target(model: Llama, target_ids: torch.Tensor, cos_sin: torch.Tensor) -> Target:
     is_drafted = torch.zeros(model.config.vocab_size, dtype=torch.bool)
     is_drafted[target_ids] = True
-    return Target(model, model.embeddings[target_ids], target_ids, is_drafted, cos_sin)
+    return Target(model, head_rows(model, target_ids), target_ids, is_drafted, cos_sin)
 
 
 def unroll(head: DraftHead, batch: Batch, target: Target, num_steps: int) -> Iterator[torch.Tensor]:

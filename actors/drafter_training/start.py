@@ -16,11 +16,6 @@ _INIT_STD = 0.02
 
 
 def head_config(model: ModelConfig, intermediate_size: int) -> HeadConfig:
-    """Raises UnsupportedModelError for a model beside whose KV a plain layer's cannot lie."""
-    if model.attention_scale != model.head_dim**-0.5 or model.layers[-1].sliding_window is not None:
-        raise UnsupportedModelError(
-            f"no head can be trained for {model.architecture} yet: its last layer's attention is not a plain one"
-        )
     return HeadConfig(
         hidden_size=model.hidden_size,
         intermediate_size=intermediate_size,
@@ -47,8 +42,8 @@ def start_eagle3(config: HeadConfig, target: Target, samples: list[Sample], seed
 
 @torch.no_grad()
 def start_mtp(config: HeadConfig, target: Target, seed: int) -> MtpHead:
-    if target.model.layer_type is not LlamaLayer or not target.model.config.tie_embeddings:
-        raise UnsupportedModelError("an mtp head is trained for Llama models with tied embeddings only; use eagle3")
+    if target.model.layer_type is not LlamaLayer:
+        raise UnsupportedModelError("an mtp module is trained for plain Llama layers only; use eagle3")
     head = MtpHead(config, target.rows)
     _randomize(head, seed)
     head.eh_proj.weight[:, -config.hidden_size :] += torch.eye(config.hidden_size)

@@ -10,12 +10,14 @@ Its KV lies in the block behind the target's layers, at the same places.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
+from baton.actors.engine.batch import Row
 from baton.actors.engine.drafters.context import ModuleContext
 from baton.actors.engine.drafters.module import TargetStep, draft_pass
 from baton.actors.engine.loader_safetensors import read_hf_config
@@ -66,16 +68,11 @@ class ChainDrafter:
     """A DraftModule that drafts one token after another."""
 
     def __init__(self, network: ChainNetwork, context: ModuleContext) -> None:
-        """Raises UnsupportedModelError unless the network's attention is one of the target's kinds."""
-        shape, shapes = network.shape, context.target.shapes
-        if shape not in shapes:
-            raise UnsupportedModelError(
-                f"the draft layers' attention ({shape}) must be one of the target's ({shapes}): their KV shares the "
-                f"target's blocks; use a head that was trained for this model"
-            )
+        shapes = context.target.shapes
         self._network = network
-        self._backend_index = shapes.index(shape)
-        self._own_attention = context.make_attention(shape)
+        # Of the target's backends, which are planned for the step; None = it has none of the network's kind.
+        self._shared = shapes.index(network.shape) if network.shape in shapes else None
+        self._own_attention = context.make_attention(network.shape)
         self._block_size = context.block_size
 
     @property
@@ -87,7 +84,8 @@ class ChainDrafter:
         return self._network.taps
 
     def advance(self, step: TargetStep) -> torch.Tensor:
-        at = ChainPlaces(step.kv, step.places, step.attention[self._backend_index])
+        backend = self._plan(step.rows) if self._shared is None else step.attention[self._shared]
+        at = ChainPlaces(step.kv, step.places, backend)
         h = self._network.run(self._network.fuse(step.features), step.following, at)
         last = torch.tensor(step.last, dtype=torch.int64, device=h.device)
         if not (step.num_drafts and step.last):
@@ -101,10 +99,14 @@ class ChainDrafter:
 
     def _places_of_draft(self, step: TargetStep, index: int) -> ChainPlaces:
         place = draft_pass(step, index, self._block_size)
-        self._own_attention.plan(step_layout(place.rows, self._block_size))
+        backend = self._plan(place.rows)
         device = step.places.positions.device
         positions, slots = (torch.tensor(values, device=device) for values in (place.positions, place.slots))
-        return ChainPlaces(step.kv, TokenPlaces(positions, slots), self._own_attention)
+        return ChainPlaces(step.kv, TokenPlaces(positions, slots), backend)
+
+    def _plan(self, rows: Sequence[Row]) -> AttentionBackend:
+        self._own_attention.plan(step_layout(rows, self._block_size))
+        return self._own_attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,15 @@ def read_target_ids(weights: Weights, size: int, vocab_size: int) -> torch.Tenso
     return target_ids
 
 
+def head_rows(model: Llama, ids: torch.Tensor) -> torch.Tensor:
+    """The rows of the model's own head for these tokens: [num_ids, hidden]."""
+    if model.config.tie_embeddings:
+        return model.embeddings.index_select(0, ids)
+    # However a linear layer keeps its weight, what it makes of the unit vectors are its columns.
+    units = torch.eye(model.config.hidden_size, dtype=model.embeddings.dtype, device=model.embeddings.device)
+    return model.lm_head(units).index_select(1, ids).t().contiguous()
+
+
 def llama_target(context: ModuleContext) -> Llama:
     if not isinstance(context.target, Llama):
         raise UnsupportedModelError(f"no draft head can read a {type(context.target).__name__}; use ngram or suffix")
@@ -140,10 +151,15 @@ def read_head_config(directory: Path, target: ModelConfig) -> tuple[ModelConfig,
     """The head's config.json. Raises UnsupportedModelError where it was made for another model."""
     hf = read_hf_config(directory)
     config = ModelConfig.from_hf(hf)
-    for name in ("hidden_size", "vocab_size"):
+    check_fits(config, target)
+    return config, hf
+
+
+def check_fits(config: ModelConfig, target: ModelConfig) -> None:
+    """Its KV lies in the target's blocks, it reads the target's states and tokens."""
+    for name in ("hidden_size", "vocab_size", "num_kv_heads", "head_dim"):
         if (found := getattr(config, name)) != (wanted := getattr(target, name)):
             raise UnsupportedModelError(f"the draft head has {name} {found}, the model {wanted}: not a head for it")
-    return config, hf
 
 
 def rope_of(config: ModelConfig, context: ModuleContext) -> torch.Tensor:

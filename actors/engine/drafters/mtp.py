@@ -16,6 +16,8 @@ from baton.actors.engine.drafters.chain import (
     ChainDrafter,
     ChainPlaces,
     DraftVocabulary,
+    check_fits,
+    head_rows,
     llama_target,
     read_target_ids,
     rope_of,
@@ -60,12 +62,13 @@ class Mtp:
     def __init__(self, weights: Weights, hf: HFConfig, context: ModuleContext) -> None:
         target = llama_target(context)
         config = ModelConfig.from_hf(hf)
-        hidden, prefix = target.config.hidden_size, f"model.layers.{config.num_layers}"
-        if (config.hidden_size, config.num_layers) != (hidden, target.config.num_layers):
+        check_fits(config, target.config)
+        if config.num_layers != target.config.num_layers:
             raise UnsupportedModelError(
-                f"the module was made for {config.num_layers} layers of {config.hidden_size}, the model has "
-                f"{target.config.num_layers} of {hidden}: not a module for it"
+                f"the module was made to stand behind {config.num_layers} layers, the model has "
+                f"{target.config.num_layers}: not a module for it"
             )
+        hidden, prefix = config.hidden_size, f"model.layers.{config.num_layers}"
         self._target = target
         self.taps = (config.num_layers - 1,)
         self.shape = attention_shape(config, config.layers[-1], weights.shard, context.block_size)
@@ -96,9 +99,5 @@ def _head(weights: Weights, prefix: str, hf: HFConfig, target: Llama) -> Linear:
     if not weights.has("d2t"):
         copy = f"{prefix}.shared_head.head"
         return weights.gathered_linear(copy, vocab_size, hidden) if weights.has(f"{copy}.weight") else target.lm_head
-    if not target.config.tie_embeddings:
-        raise UnsupportedModelError(
-            "a module with a draft vocabulary (d2t) needs a model whose embeddings are its head"
-        )
     target_ids = read_target_ids(weights, hf["draft_vocab_size"], vocab_size)
-    return DraftVocabulary(fastest_linear(target.embeddings.index_select(0, target_ids)), target_ids, vocab_size)
+    return DraftVocabulary(fastest_linear(head_rows(target, target_ids)), target_ids, vocab_size)

@@ -45,12 +45,12 @@ def write(folder: Path, tensors: Tensors, config: dict[str, Any], name: str = "m
     return folder
 
 
-def layer_tensors(prefix: str, num_inputs: int = 1, *, norms: Sequence[str]) -> Tensors:
+def layer_tensors(prefix: str, num_inputs: int = 1, *, norms: Sequence[str], num_heads: int = HEADS) -> Tensors:
     sizes = {
-        "self_attn.q_proj": (HEADS * HEAD_DIM, num_inputs * HIDDEN),
+        "self_attn.q_proj": (num_heads * HEAD_DIM, num_inputs * HIDDEN),
         "self_attn.k_proj": (KV_HEADS * HEAD_DIM, num_inputs * HIDDEN),
         "self_attn.v_proj": (KV_HEADS * HEAD_DIM, num_inputs * HIDDEN),
-        "self_attn.o_proj": (HIDDEN, HEADS * HEAD_DIM),
+        "self_attn.o_proj": (HIDDEN, num_heads * HEAD_DIM),
         "mlp.gate_proj": (WIDTH, HIDDEN),
         "mlp.up_proj": (WIDTH, HIDDEN),
         "mlp.down_proj": (HIDDEN, WIDTH),
@@ -59,11 +59,11 @@ def layer_tensors(prefix: str, num_inputs: int = 1, *, norms: Sequence[str]) -> 
     return tensors | {f"{prefix}.{name}.weight": torch.rand(HIDDEN) + 0.3 for name in norms}
 
 
-def eagle3_tensors() -> Tensors:
+def eagle3_tensors(num_heads: int = HEADS) -> Tensors:
     norms = ("hidden_norm", "input_layernorm", "post_attention_layernorm")
     t2d = torch.zeros(VOCAB, dtype=torch.bool)
     t2d[DRAFT_IDS] = True
-    return layer_tensors("midlayer", 2, norms=norms) | {
+    return layer_tensors("midlayer", 2, norms=norms, num_heads=num_heads) | {
         "fc.weight": torch.randn(HIDDEN, 3 * HIDDEN) * 0.2,
         "norm.weight": torch.rand(HIDDEN) + 0.3,
         "lm_head.weight": torch.randn(len(DRAFT_IDS), HIDDEN),
@@ -180,12 +180,12 @@ def _norm(x: torch.Tensor, t: Tensors, name: str) -> torch.Tensor:
 
 def _rest(h: torch.Tensor, x: torch.Tensor, t: Tensors, prefix: str) -> torch.Tensor:
     """The layer after its first norms, of which `x` comes."""
-    names = (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS))
-    q, k, v = ((x @ t[f"{prefix}.self_attn.{n}_proj.weight"].T).view(len(x), count, HEAD_DIM) for n, count in names)
+    q, k, v = ((x @ t[f"{prefix}.self_attn.{n}_proj.weight"].T).view(len(x), -1, HEAD_DIM) for n in "qkv")
+    num_heads = q.shape[1]
     q, k = _rotate(q), _rotate(k)
-    mixed = torch.zeros(len(x), HEADS, HEAD_DIM)
-    for head in range(HEADS):
-        shared = head // (HEADS // KV_HEADS)
+    mixed = torch.zeros(len(x), num_heads, HEAD_DIM)
+    for head in range(num_heads):
+        shared = head // (num_heads // KV_HEADS)
         scores = (q[:, head] @ k[:, shared].T) / HEAD_DIM**0.5
         scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), float("-inf"))
         mixed[:, head] = scores.softmax(dim=-1) @ v[:, shared]

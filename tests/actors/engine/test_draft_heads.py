@@ -150,10 +150,12 @@ def saved(tmp_path: Path) -> tuple[Any, Llama]:
     return reference, load(tmp_path / "target", max_context=64)
 
 
-def test_eagle3_drafts_what_plain_torch_drafts(saved: tuple[Any, Llama], tmp_path: Path):
+@pytest.mark.parametrize("num_heads", [4, 8])  # the second unlike the target's
+def test_eagle3_drafts_what_plain_torch_drafts(num_heads: int, saved: tuple[Any, Llama], tmp_path: Path):
     reference, model = saved
-    tensors = heads.eagle3_tensors()
-    path = heads.write(tmp_path / "head", tensors, heads.CONFIG | {"draft_vocab_size": len(heads.DRAFT_IDS)})
+    tensors = heads.eagle3_tensors(num_heads)
+    config = {"draft_vocab_size": len(heads.DRAFT_IDS), "num_attention_heads": num_heads, "head_dim": heads.HEAD_DIM}
+    path = heads.write(tmp_path / "head", tensors, heads.CONFIG | config)
     module = MODULES["eagle"](context(model, "eagle", path, tmp_path / "target"))
     assert (module.num_layers, module.taps) == (1, (1, 2, 3))
     check_chain(Steps(model, module), reference, heads.plain_eagle3(tensors, reference))
@@ -182,9 +184,10 @@ def test_mtp_of_the_models_own_checkpoint_drafts_what_plain_torch_drafts(with_he
     check_chain(Steps(model, module), reference, heads.plain_mtp(tensors, reference))
 
 
-def test_mtp_with_a_draft_vocabulary_of_its_own_folder(tmp_path: Path):
+@pytest.mark.parametrize("tied", [True, False])
+def test_mtp_with_a_draft_vocabulary_of_its_own_folder(tied: bool, tmp_path: Path):
     torch.manual_seed(5)
-    reference = heads.target(tied=True)
+    reference = heads.target(tied=tied)
     reference.save_pretrained(tmp_path / "target")
     model = load(tmp_path / "target", max_context=64)
     tensors = heads.mtp_tensors(with_head=False)
@@ -216,7 +219,8 @@ def test_medusa_drafts_what_plain_torch_drafts(saved: tuple[Any, Llama], tmp_pat
     [
         ({"hidden_size": 32}, "hidden_size 32"),
         ({"vocab_size": 98}, "vocab_size 98"),
-        ({"query_pre_attn_scalar": 4}, "attention"),
+        ({"num_key_value_heads": 1}, "num_kv_heads 1"),
+        ({"head_dim": 8}, "head_dim 8"),
     ],
 )
 def test_a_head_of_another_model_is_refused(
