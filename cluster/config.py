@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from baton.actors.config import LogConfig, TracingConfig, WorkerConfig
+from baton.actors.engine.config import EngineConfig
 from baton.actors.messages import Role
 from baton.cluster.errors import ConfigError
 from baton.router.config import RouterConfig
@@ -157,6 +158,7 @@ class ClusterConfig(BaseModel):
             "model": {role: pool.worker.model for role, pool in self.pools.items()},
             "served_name": {role: pool.worker.served_name for role, pool in self.pools.items()},
             "dtype": {role: pool.worker.dtype for role, pool in self.pools.items()},
+            "engine.speculation": {role: _block_owner(pool.worker.engine) for role, pool in self.pools.items()},
         }.items():
             if len(set(values.values())) > 1:
                 raise ValueError(f"pools: worker.{name} must be equal to hand blocks over; it is {values}")
@@ -192,6 +194,10 @@ class ClusterConfig(BaseModel):
         """Return the settings of one of the gateways."""
         port = self.router.port
         return self.router if port == 0 else self.router.model_copy(update={"port": port + index})
+
+
+def _block_owner(engine: EngineConfig) -> str | None:
+    return None if engine.speculation is None else engine.speculation.block_owner
 
 
 def _overlaid(below: object, above: object) -> object:

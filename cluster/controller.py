@@ -130,7 +130,7 @@ class Controller:
     def apply(self, config: ClusterConfig) -> None:
         """Take over another configuration's pools and workers; what differs is started anew, one at a time."""
         running = self.supervisor.desired.config
-        for field in ("router", "gateways", "health", "controller", "ray"):
+        for field in ("router", "gateways", "health", "controller", "planner", "ray"):
             if getattr(config, field) != getattr(running, field):
                 raise OperationRefusedError(
                     f"{field} cannot change while the cluster runs; leave it as it is, or take the cluster down and up"

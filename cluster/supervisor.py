@@ -135,7 +135,8 @@ class Supervisor:
             await self.tick()
             for process in self._watched():
                 if process.failure is not None:
-                    raise StartError(process.name, process.failure)
+                    where = f" (at {process.place})" if process.place is not None else ""
+                    raise StartError(process.name, process.failure + where)
             waiting = [process.name for process in self._watched() if process.current is None]
             if not waiting and await self._all_connected():
                 return self.addresses()[0]

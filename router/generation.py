@@ -20,8 +20,8 @@ from baton.router.detokenizer import Detokenizer
 from baton.router.dispatch import Dispatcher
 from baton.router.errors import Overloaded, RouterError
 from baton.router.metrics import Metrics
-from baton.router.openai_models import PromptTokensDetails, Usage
-from baton.router.parts import CallStart, Part, PartParser, PlainText, join_parts, merged
+from baton.router.openai_models import CompletionTokensDetails, PromptTokensDetails, Usage
+from baton.router.parts import CallStart, Part, PartParser, PlainText, Reasoning, join_parts, merged
 from baton.router.ranking import Candidate, Scorer, ranked
 from baton.router.slo import Terms
 from baton.router.tokenizer import Tokenizer
@@ -83,6 +83,7 @@ class Choice:
         self.index = index
         self.request = request
         self.cached_tokens = 0
+        self.reasoning_tokens = 0
         self.served: ServedBy | None = None
         self.finish: str | None = None
         self._echo = echo
@@ -145,6 +146,8 @@ class Choice:
         if self.finish is not None:
             parts = merged([*parts, *self._parser.finish()])
         self._has_calls |= any(isinstance(part, CallStart) for part in parts)
+        if any(isinstance(part, Reasoning) for part in parts):
+            self.reasoning_tokens = self.num_tokens
         if self._has_calls and self.finish == "stop":
             self.finish = "tool_calls"
         return tuple(parts)
@@ -233,8 +236,9 @@ class Generation:
         prompt_tokens = sum(len(group[0].request.tokens) for group in groups)
         completion_tokens = sum(choice.num_tokens for choice in self._choices)
         cached_tokens = sum(min(choice.cached_tokens for choice in group) for group in groups)
-        details = PromptTokensDetails(cached_tokens)
-        return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, details)
+        reasoning_tokens = sum(choice.reasoning_tokens for choice in self._choices)
+        details = PromptTokensDetails(cached_tokens), CompletionTokensDetails(reasoning_tokens)
+        return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, *details)
 
     def served(self) -> list[ServedBy | None]:
         """Say who served each choice; None for one that a stop string cut short."""

@@ -53,8 +53,7 @@ class DraftStage:
         if batch.has_drafts:
             output = step.wait()
             step = _Ended(output)
-            for i, row in enumerate(batch.rows):
-                kept[i] -= row.num_drafts and row.num_drafts + 1 - len(output.tokens[i])
+            kept = [_num_kept(row, len(tokens)) for row, tokens in zip(batch.rows, output.tokens, strict=True)]
         target = TargetStep(
             rows=batch.rows,
             admissions=batch.admissions,
@@ -133,6 +132,11 @@ class DraftStage:
             indices, ids = (around.to_device(values) for values in zip(*known, strict=True))
             following[indices] = ids
         return following
+
+
+def _num_kept(row: Row, num_tokens: int) -> int:
+    """Of a row that yielded `num_tokens`: positions that are no rejected drafts."""
+    return num_tokens if row.num_drafts else row.num_tokens
 
 
 def _num_good(target: TargetStep, block_size: int) -> dict[int, int]:

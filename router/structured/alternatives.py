@@ -15,8 +15,7 @@ from baton.router.structured.pattern import Pattern, UnsupportedPattern
 
 KEYWORDS: Mapping[str, tuple[str, ...]] = {
     "object": (
-        "properties", "required", "additionalProperties", "patternProperties", "propertyNames", "minProperties",
-        "maxProperties",
+        "properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties",
     ),
     "array": ("prefixItems", "items", "minItems", "maxItems"),
     "string": ("minLength", "maxLength", "pattern"),
@@ -132,7 +131,7 @@ def _read(key: str, node: Node) -> Any:
     if key == "prefixItems" or (key == "items" and isinstance(value, list)):
         _expect(isinstance(value, list), path, "must be a list")
         return [(node.child(key, i),) for i in range(len(cast("list[Any]", value)))]
-    if key in ("items", "additionalProperties", "propertyNames"):
+    if key in ("items", "additionalProperties"):
         return (node.child(key),)
     if key == "required":
         names: list[Any] = cast("list[Any]", value) if isinstance(value, list) else [None]
@@ -209,8 +208,6 @@ def _both(key: str, a: Mapping[str, Any], b: Mapping[str, Any], path: str) -> An
         return min(a[key], b[key])
     if key == "required":
         return list(dict.fromkeys(a[key] + b[key]))
-    if key == "propertyNames":
-        return a[key] + b[key]
     if key in ("pattern", "multipleOf") and a[key] != b[key]:
         raise UnsupportedSchema(path, f"two different values of {key} for one value")
     return a[key]  # what _both_objects and _both_arrays replace

@@ -63,11 +63,34 @@ def test_pools_that_cannot_serve_together_are_refused(roles: tuple[str, ...]) ->
 
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [("dtype", {"dtype": "float16"}), ("model", {"model": "n"})],
+    [
+        ("dtype", {"dtype": "float16"}),
+        ("model", {"model": "n"}),
+        ("engine.speculation", {"engine": {"speculation": {"drafter": "mtp"}}}),
+    ],
 )
 def test_pools_whose_blocks_differ_are_refused_with_both_values(name: str, settings: dict[str, Any]) -> None:
     (problem,) = problems(pools(prefill={}, decode={"worker": settings}))
     assert problem.startswith(f"pools: worker.{name} must be equal to hand blocks over; it is {{'prefill': ")
+
+
+def test_a_drafter_without_kv_in_the_block_may_be_of_one_pool_alone() -> None:
+    speculation = {"drafter": "ngram"}
+    parse_config(pools(prefill={}, decode={"worker": {"engine": {"speculation": speculation}}}), {}, source="test")
+
+
+@pytest.mark.parametrize(
+    ("speculation", "message"),
+    [
+        ({"drafter": "eagle"}, "speculation.drafter = eagle needs speculation.model; set it"),
+        ({"drafter": "ngram", "model": "m"}, "speculation.drafter = ngram takes no speculation.model; remove it"),
+        ({"drafter": "suffix", "acceptance": "rejection"}, "rejection gains nothing with suffix"),
+        ({"drafter": "ngram", "max_draft_tokens": 99}, "max_draft_tokens: Input should be less than or equal to 16"),
+    ],
+)
+def test_bad_speculation_is_refused_with_the_fix(speculation: dict[str, Any], message: str) -> None:
+    found = problems(pools(both={"worker": {"engine": {"speculation": speculation}}}))
+    assert len(found) == 1 and message in found[0]
 
 
 def test_each_rank_of_a_tensor_parallel_worker_counts() -> None:

@@ -182,8 +182,10 @@ async def test_reasoning_is_streamed_apart(tokenizer: Tokenizer) -> None:
     thinker.chat_template += "{# </think> #}"
     worker = FakeWorker(saying(*[[t] for t in tokenizer.encode_prompt_now("<think>\nhm\n</think>\n\nYes.")]))
     async with served(thinker, worker) as api:
-        message = (await api.chat(thinking_budget=64)).json()["choices"][0]["message"]
+        reply = (await api.chat(thinking_budget=64)).json()
+        message = reply["choices"][0]["message"]
         assert (message["reasoning_content"], message["content"]) == ("hm\n", "Yes.")
+        assert 0 < reply["usage"]["completion_tokens_details"]["reasoning_tokens"] < reply["usage"]["completion_tokens"]
         events = [json.loads(event) for event in (await api.events())[:-1]]
         deltas = [choice["delta"] for event in events for choice in event["choices"]]
         assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "hm\n"

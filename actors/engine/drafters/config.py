@@ -31,6 +31,11 @@ class SpeculationConfig(BaseModel):
     )
     min_match: int = Field(2, ge=1, le=16, description="tokens that ngram and suffix must find again before they draft")
 
+    @property
+    def block_owner(self) -> str | None:
+        """Whose KV lies in the block beside the model's, so that workers that hand over must agree on it."""
+        return f"{self.drafter} {self.model or ''}".strip() if self.drafter in ("eagle", "mtp") else None
+
     @model_validator(mode="after")
     def _has_what_it_needs(self) -> Self:
         if self.drafter in NEEDS_MODEL and self.model is None:
