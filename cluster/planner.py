@@ -48,6 +48,7 @@ class Goals:
     itl_ms: float = 50.0
     headroom: float = 0.8  # share of a target, or of a worker, that is planned for
     min_gain: float = 0.1  # a move must make the busier role so much less busy, as a share of its load
+    calm: float = 0.5  # while the busier role is busy at most so much, nobody moves
     settle_s: float = 10.0  # between two moves
     drain_s: float = 10.0  # in which what waits for prefill is to be computed
     min_prefill: int = 1
@@ -208,6 +209,8 @@ def _reluctantly(best: Split, now: Split, load: Load, goals: Goals, settled_s: f
     name = f"{best.prefill}P{best.decode}D would be {after:.0%} busy, {now.prefill}P{now.decode}D is {before:.0%}"
     if best == now:
         return now, Reason("stay", 0, "moved", f"{now.prefill}P{now.decode}D is the best split, {before:.0%} busy")
+    if before <= goals.calm:
+        return now, Reason("stay", 0, "moved", f"{name}: calm enough, at most {goals.calm:.0%}")
     if settled_s < goals.settle_s:
         return now, Reason("wait", 0, "moved", f"the last move is {settled_s:.0f} s ago, of {goals.settle_s:g}; {name}")
     if 0 in now or before - after > goals.min_gain * before:

@@ -144,7 +144,8 @@ class Admission:
         self._pause()
 
     def too_late(self) -> Overloaded:
-        self._caution.add(self._clock())
+        if self._turnover.num_running:  # it was others who kept it waiting
+            self._caution.add(self._clock())
         return self._refusal("the request waited too long for its turn")
 
     def note_end(self, place: Place, num_output: int) -> None:
@@ -325,10 +326,15 @@ class _Turnover:
         self._since = None
 
     def seconds(self, num_requests: float) -> float:
-        """Return how long so many wait for seats while none is free; 0 while that is not known."""
+        """Return how long so many wait for seats while none is free; 0 while that is not known.
+
+        Where nothing runs, it is not others who hold the seats: there are none yet.
+        """
+        if not self.num_running:
+            return 0.0
         if self._since is not None and self._seconds >= MIN_MEASURED_S and self._ended:
             return num_requests * self._seconds / self._ended
-        return num_requests * self._duration_s / max(self.num_running, 1)
+        return num_requests * self._duration_s / self.num_running
 
 
 class _Caution:

@@ -31,7 +31,7 @@ class Weights:
     work: float = 3.0  # of prefill, on an idle fleet: capacity that later requests will lack; more as it gets scarce
     scarcest: float = 4.0
     overtaken: float = 1.0  # of prompts that wait there and are longer: others', for all that is known
-    received: float = 3.0  # of prompts in the step that gives the second token, where the first came from a peer
+    received: float = 1.0  # of prompts in the step that gives the second token, where the first came from a peer
     held_up: float = 0.05  # by which a running sequence is held up
     decode: float = 0.15  # of the request's own decode steps, and of others' by its being there
     miss_ms: float = 10_000.0  # what a missed target costs

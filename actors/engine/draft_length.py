@@ -17,7 +17,7 @@ PROBE_STEPS = 64  # when drafts do not pay, one sequence drafts so often; when t
 PRIOR = 0.7  # acceptance before anything is known: high enough to find out
 PRIOR_WEIGHT = 4.0  # of all sequences' acceptance in a sequence's own, in verified drafts
 FORGETTING = 0.9  # of a sequence's own acceptance, with each of its drafted rows
-LEARNING = 0.05  # weight of one draft in all sequences' acceptance
+LEARNING = 0.05  # weight of one draft in all sequences' acceptance, once there were some; the first few weigh more
 MOST_SURE = 0.99
 
 Drafts = dict[Sequence, Items[int]]
@@ -98,7 +98,11 @@ class Acceptance:
     """The chance that a draft is accepted if all before it are: by its position, and by its sequence's record."""
 
     rates: list[float]
+    _num_tried: list[int] = field(init=False)
     _records: dict[Sequence, _Record] = field(default_factory=dict[Sequence, _Record])
+
+    def __post_init__(self) -> None:
+        self._num_tried = [0] * len(self.rates)
 
     def chance(self, sequence: Sequence, position: int) -> float:
         record = self._records.get(sequence)
@@ -110,7 +114,9 @@ class Acceptance:
     def learn(self, sequence: Sequence, num_verified: int, num_accepted: int) -> None:
         num_tried = min(num_verified, num_accepted + 1)  # what comes after the first wrong one says nothing
         for position in range(num_tried):
-            self.rates[position] += LEARNING * ((position < num_accepted) - self.rates[position])
+            self._num_tried[position] += 1
+            weight = max(LEARNING, 1 / (self._num_tried[position] + 1))
+            self.rates[position] += weight * ((position < num_accepted) - self.rates[position])
         record = self._records.setdefault(sequence, _Record())
         record.num_tried = FORGETTING * record.num_tried + num_tried
         record.num_accepted = FORGETTING * record.num_accepted + num_accepted

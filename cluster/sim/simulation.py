@@ -69,15 +69,28 @@ class Fleet:
         }
         for worker in self.by_id.values():
             worker.can_leap = setup.can_leap
-        routed = [RoutedWorker(worker.info) for worker in self.by_id.values()]
-        self._decoders = [worker for worker in routed if worker.info.role != "prefill"]
-        self._prefillers = [worker for worker in routed if worker.info.role == "prefill"]
+        self._decoders: list[RoutedWorker] = []
+        self._prefillers: list[RoutedWorker] = []
+        for worker in self.by_id.values():
+            self.admit(RoutedWorker(worker.info))
 
     def decoders(self) -> Sequence[RoutedWorker]:
         return self._decoders
 
     def prefillers(self) -> Sequence[RoutedWorker]:
         return self._prefillers
+
+    def admit(self, worker: RoutedWorker) -> None:
+        """It takes work of its role. Another list, as the router knows a roster by its list."""
+        if worker.info.role == "prefill":
+            self._prefillers = [*self._prefillers, worker]
+        else:
+            self._decoders = [*self._decoders, worker]
+
+    def withdraw(self, worker: RoutedWorker) -> None:
+        """It takes no new work."""
+        self._prefillers = [other for other in self._prefillers if other is not worker]
+        self._decoders = [other for other in self._decoders if other is not worker]
 
 
 class Simulation:
@@ -110,6 +123,10 @@ class Simulation:
         self.loop.run()
         for worker in self.fleet.by_id.values():
             worker.check_idle()
+
+    @property
+    def num_queued_tokens(self) -> int:
+        return self._admission.num_queued_tokens
 
     def _arrive(self, arrivals: Sequence[Arrival], number: int) -> None:
         """Take in one arrival, and plan for the next: so no more than one prompt waits as tokens."""

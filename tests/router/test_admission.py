@@ -197,7 +197,7 @@ def test_a_long_prompt_counts_while_it_runs() -> None:
 
 def test_where_seats_are_what_lacks_the_wait_goes_by_how_fast_they_come_free() -> None:
     desk = Desk()
-    running = desk.enter(*[10_000] * 8)
+    running = desk.enter(*[10_000] * 9)
     desk.room = 1
     for place in running:
         desk.admission.pump()
@@ -208,7 +208,7 @@ def test_where_seats_are_what_lacks_the_wait_goes_by_how_fast_they_come_free() -
     desk.has_seat = False
     for second in range(8):  # all prompts were computed in the first of them; one request ends a second
         desk.now = float(second)
-        desk.admission.note_progress(80_000 if second == 0 else 0)
+        desk.admission.note_progress(90_000 if second == 0 else 0)
         desk.admission.note_end(running[second], 50)
     assert desk.admission.expected_wait_s(100) == pytest.approx(6.0, rel=0.2)
     desk.has_seat = True
@@ -274,3 +274,15 @@ async def test_a_request_that_waited_in_vain_makes_the_next_ones_hear_it_at_once
         desk.enter(10)
     desk.now += 300.0
     desk.enter(10)
+
+
+def test_where_no_worker_is_there_yet_nobody_is_refused_for_those_that_were() -> None:
+    desk = Desk(room=1)
+    for _ in range(3):
+        (place,) = desk.enter(10)
+        place.charged(10)
+        place.leave(has_output=True)
+        desk.now += 60.0
+        desk.admission.note_end(place, 50)
+    desk.room, desk.has_seat = 0, False
+    assert len(desk.enter(*[10] * 20)) == 20

@@ -62,16 +62,23 @@ async def test_a_burst_at_one_gateway_spreads_over_what_the_other_has_loaded_eve
 
 
 async def test_a_gateway_that_starts_late_knows_the_caches_at_once() -> None:
-    workers = [FakeWorker(worker_id=f"w{i}") for i in range(3)]
+    workers = [FakeWorker(worker_id=f"w{i}", step_s=0.002) for i in range(3)]
     async with rig(*workers) as old:
         for i in range(3):
             await old.run(a_request(f"warm{i}", first=1000 * (i + 1)))
         holder = {worker.submits[0].request.tokens[0]: worker for worker in workers}
         assert len(holder) == 3
+        busy = [
+            asyncio.create_task(old.run(a_request(f"busy{i}", first=5000 + 100 * i, max_tokens=250))) for i in range(6)
+        ]
+        await until(lambda: sum(worker.num_running for worker in workers) == 6)
         async with rig() as new:  # the old one goes on: a restart under load
             await new.join(*workers)
+            assert not any(task.done() for task in busy)
             for first, worker in holder.items():
                 outputs = await new.run(a_request(f"again{first}", first=first))
                 assert worker.submits[-1].request.id == f"again{first}"
                 assert outputs[0].cached_tokens == 64
                 assert tokens_of(await old.run(a_request(f"old{first}", first=first))) == tokens_of(outputs)
+            for outputs in await asyncio.gather(*busy):
+                assert len(tokens_of(outputs)) == 250
