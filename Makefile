@@ -21,8 +21,7 @@ test-engine:
 	$(BIN)/pytest tests/actors
 
 test-cluster:
-	$(BIN)/pytest tests/cluster
-	$(BIN)/pytest --ignore=tests/actors --ignore=tests/cluster
+	@$(BIN)/pytest tests/cluster; cluster=$$?; $(BIN)/pytest --ignore=tests/actors --ignore=tests/cluster && exit $$cluster
 
 lint: .venv/dev link
 	$(BIN)/ruff format --check .

@@ -113,7 +113,7 @@ async def test_pools_grow_shrink_switch_and_restart(operator: Operator) -> None:
     assert {name for name, pid in restarted.items() if pid != before[name]} == {"prefill-0"}
     await operator.drain("decode-1")
     drained = await settled(operator)
-    assert set(pids(drained)) == {"prefill-0", "decode-0"}
+    assert set(pids(drained)) == {"prefill-0", "decode-0", "gateway-0"}
     await until_gone([before["prefill-0"], before["decode-1"]])
     with pytest.raises(OperationRefusedError, match="nobody to decode"):
         await operator.drain("decode-0")
@@ -138,7 +138,7 @@ async def test_a_new_configuration_rolls_only_what_it_changes(operator: Operator
     pools = {"prefill": {"num_cpus": 1}, "decode": {"num_cpus": 1, "worker": {"engine": {"max_num_seqs": 3}}}}
     await operator.up(config(str(heard), pools=pools))
     after = pids(await settled(operator))
-    assert after.keys() == {"prefill-0", "decode-0"} and after["prefill-0"] == before["prefill-0"]
+    assert after.keys() == {"prefill-0", "decode-0", "gateway-0"} and after["prefill-0"] == before["prefill-0"]
     assert after["decode-0"] != before["decode-0"]
     with pytest.raises(OperationRefusedError, match="router cannot change while the cluster runs"):
         await operator.up(config(str(heard), router={"port": 1234}))
