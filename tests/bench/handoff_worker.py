@@ -105,8 +105,8 @@ class NotingEngine:
         self._adopted: list[str] = []
         engine.run, engine.adopt_import, engine._launch = self.run, self.adopt_import, self.launch
 
-    def adopt_import(self, request_id: str, tokens: tuple[int, ...]) -> None:
-        self._engine_adopt(request_id, tokens)
+    def adopt_import(self, request_id: str, tokens: tuple[int, ...], drafts: tuple[int, ...]) -> None:
+        self._engine_adopt(request_id, tokens, drafts)
         self._note(request_id).adopted_s = time.monotonic()
         self._adopted.append(request_id)
 
