@@ -68,7 +68,8 @@ def num_items() -> Counter[str]:
     """Count what all containers hold, by their type, but for the event loop's timers: it keeps 100 cancelled ones."""
     gc.collect()
     objects: list[Any] = gc.get_objects()
-    timers = {id(thing) for thing in objects if isinstance(thing, list) and thing and isinstance(thing[0], asyncio.Handle)}
+    # `type`, not `isinstance`: that would ask lazy modules for their class, which imports them.
+    timers = {id(thing) for thing in objects if type(thing) is list and thing and type(thing[0]) is asyncio.TimerHandle}
     return Counter({
         kind.__name__: sum(len(thing) for thing in objects if type(thing) is kind and id(thing) not in timers)
         for kind in CONTAINERS
