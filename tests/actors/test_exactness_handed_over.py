@@ -1,7 +1,4 @@
-"""Greedy tokens equal transformers' `generate` where one worker prefills and another decodes, over NIXL.
-
-A file of its own, so that it can run beside `test_exactness.py`: each computes on one core.
-"""
+"""Greedy tokens equal transformers' `generate` where one worker prefills and another decodes, over NIXL."""
 
 from __future__ import annotations
 
