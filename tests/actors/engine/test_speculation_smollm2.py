@@ -1,4 +1,4 @@
-"""A real model that repeats itself: prompt lookup changes no token, and saves steps."""
+"""Drafts for a real model: they change no token, and save steps."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ from baton.router.tokenizer import Tokenizer
 # "The cat sat on the mat. The dog sat on the mat." over and over, as token ids.
 SENTENCE = (504, 2644, 3343, 335, 260, 6906, 30, 378, 2767, 3343, 335, 260, 6906, 30)
 NUM_TOKENS = 40
+RIDDLE = "A farmer has 3 fields with 24 apple trees each. Each tree gives 15 apples. How many apples are there?"
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "suffix"])
-def test_greedy_tokens_equal_transformers_in_fewer_steps(drafter: Literal["ngram", "suffix"]) -> None:
-    prompt = SENTENCE * 3
-    speculation = SpeculationConfig(drafter=drafter, max_draft_tokens=5, length="fixed")
+def check(speculation: SpeculationConfig, prompt: tuple[int, ...], *, least_kept: float) -> None:
+    """Generate the tokens that transformers does, of which at least the share `least_kept` were drafts."""
     settings = EngineConfig(num_blocks=32, max_num_seqs=4, max_step_tokens=64, speculation=speculation, max_context=512)
     config = WorkerConfig(model=str(smollm2_path()), served_name="smollm2", engine=settings)
     built = join_engine(config, smollm2(), Placement(), "1")
@@ -36,7 +35,19 @@ def test_greedy_tokens_equal_transformers_in_fewer_steps(drafter: Literal["ngram
         tokens += [token for update in built.engine.step() for token in update.tokens]
         num_steps += 1
     assert tokens == reference_greedy(smollm2_reference(), prompt, NUM_TOKENS)
-    assert num_steps < NUM_TOKENS / 2 and sum(built.drafts.accepted) > NUM_TOKENS / 2
+    assert num_steps <= NUM_TOKENS * (1 - least_kept) and sum(built.drafts.accepted) >= NUM_TOKENS * least_kept
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "suffix"])
+def test_prompt_lookup_changes_no_token_and_saves_steps(drafter: Literal["ngram", "suffix"]) -> None:
+    check(SpeculationConfig(drafter=drafter, max_draft_tokens=5, length="fixed"), SENTENCE * 3, least_kept=0.5)
+
+
+def test_the_head_that_comes_with_baton_changes_no_token_and_saves_steps() -> None:
+    head = "baton:smollm2-135m-instruct-eagle3"
+    prompt = Tokenizer.load(smollm2_path()).encode_chat_now([{"role": "user", "content": RIDDLE}])
+    speculation = SpeculationConfig(drafter="eagle", model=head, max_draft_tokens=3, length="fixed")
+    check(speculation, tuple(prompt), least_kept=0.15)
 
 
 SCHEMA = {
