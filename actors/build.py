@@ -49,6 +49,7 @@ from baton.transfer.wire import KVLayout
 
 log = logging.getLogger(__name__)
 _SAMPLE_BYTES = 1 << 20  # of each weight file's two ends, for the fingerprint
+_MAX_VERIFY_ROWS = 512  # a draft counts: where so many rows decode, verifying more hardly pays
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +197,7 @@ def _draft_parts(config: WorkerConfig, model: Model, placement: Placement, max_c
         num_slots=engine.max_num_seqs,
         make_attention=lambda shape: _own_attention(shape, placement.device),
     )
-    return make_parts(context, max(engine.max_step_tokens, engine.max_num_seqs))
+    return make_parts(context, max(engine.max_step_tokens, _graph_rows(engine)))
 
 
 def _own_attention(shape: AttentionShape, device: torch.device) -> AttentionBackend:
@@ -223,9 +224,10 @@ def _runner(
         return _with_stage(made, parts, engine, max_context)
     from baton.actors.engine.runner_graph import GraphLimits, GraphRunner
 
-    max_blocks = min(num_slots * -(-max_context // kv.shape[3]), 4 * kv.shape[0])
-    make_attention = gpu_attention(model.shapes, kv.dtype, kv.device, GraphSize(num_slots, max_blocks))
-    limits = GraphLimits(num_slots, max_blocks, engine.max_step_tokens)
+    num_rows = _graph_rows(engine)
+    max_blocks = min(num_rows * -(-max_context // kv.shape[3]), 4 * kv.shape[0])
+    make_attention = gpu_attention(model.shapes, kv.dtype, kv.device, GraphSize(num_rows, max_blocks))
+    limits = GraphLimits(num_slots, num_rows, max_blocks, engine.max_step_tokens)
     kind = GraphRunner if engine.speculation is None else SpeculativeGraphRunner
     runner = kind(model, kv, limits=limits, make_attention=make_attention, grammars=grammars)
     columns = (TextColumn("capturing CUDA graphs"), BarColumn(), MofNCompleteColumn())
@@ -233,6 +235,14 @@ def _runner(
         task = progress.add_task("", total=None)
         runner.capture(lambda done, total: progress.update(task, completed=done, total=total))
     return _with_stage(runner, parts, engine, max_context)
+
+
+def _graph_rows(engine: EngineConfig) -> int:
+    """Decode rows of the largest captured step."""
+    if engine.speculation is None:
+        return engine.max_num_seqs
+    verified = engine.max_num_seqs * (1 + engine.speculation.max_draft_tokens)
+    return max(engine.max_num_seqs, min(verified, _MAX_VERIFY_ROWS))
 
 
 def _with_stage(runner: TorchRunner, parts: DraftParts, engine: EngineConfig, max_context: int) -> Runner:

@@ -30,16 +30,17 @@ MAX_CUT_TOKENS = 2048  # above, an 8B model's step takes an H200 longer than its
 
 
 class GraphLimits(NamedTuple):
-    """The largest step: so many rows, whose block tables hold so many blocks in all, and so many tokens."""
+    """The largest captured steps: so many decode rows, with so many blocks in their tables; or so many tokens."""
 
-    num_slots: int
+    num_slots: int  # of sequences
+    num_rows: int  # of decode steps; more than slots where drafts are rows of their own
     max_blocks: int  # a prefix that rows share counts for each row
     max_tokens: int
 
 
 def decode_sizes(max_rows: int) -> list[int]:
     """Batch sizes to capture, ascending: dense where a padded row costs a large share, sparse above."""
-    ladder = [1, 2, 4, *range(8, 64, 8), *range(64, max_rows + 1, 16)]
+    ladder = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_rows + 1, 32)]
     return sorted({*(size for size in ladder if size < max_rows), max_rows})
 
 
@@ -91,7 +92,7 @@ class GraphRunner(TorchRunner):
     @torch.inference_mode()
     def capture(self, on_progress: Callable[[int, int], None] = lambda done, total: None) -> None:
         """Compile every kernel and capture every size, the largest first: the smaller ones reuse its memory."""
-        decodes, cuts = decode_sizes(self._limits.num_slots), cut_sizes(self._limits.max_tokens)
+        decodes, cuts = decode_sizes(self._limits.num_rows), cut_sizes(self._limits.max_tokens)
         pool = torch.cuda.graph_pool_handle()
         total = len(decodes) + len(cuts)
         for size in reversed(cuts):
@@ -107,16 +108,29 @@ class GraphRunner(TorchRunner):
     def launch(self, batch: Batch) -> PendingStep:
         rows = batch.rows
         self._prompts.admit(batch.admissions)
-        captured = None if self._prompts.is_asked(rows) else _least(self._decodes, len(rows))
-        if captured is None or any(row.num_tokens != 1 or not row.sample for row in rows):
+        captured = self._captured(rows)
+        if captured is None:
             return super().launch(batch)
+        self._replay(captured, rows)
+        self._slots.admit(batch.admissions)
+        return self._choose(rows, captured)
+
+    def _captured(self, rows: Sequence[Row]) -> Captured | None:
+        """The least decode graph that has room for `rows`; None if they are no decode step, or too much."""
+        if self._prompts.is_asked(rows) or any(row.num_tokens != 1 or not row.sample for row in rows):
+            return None
+        captured = _least(self._decodes, len(rows))
+        if captured is None:
+            return None
+        num_blocks = sum(row.start // self._block_size + 1 for row in rows) + captured.fields.shape[1] - len(rows)
+        return captured if num_blocks <= self._limits.max_blocks else None
+
+    def _replay(self, captured: Captured, rows: Sequence[Row]) -> None:
         layout = step_layout(rows, self._block_size)
         for backend in captured.attention:
             backend.plan(layout)
         captured.fields.copy_(self._fields(rows, captured.fields.shape[1]), non_blocking=True)
         captured.graph.replay()
-        self._slots.admit(batch.admissions)
-        return self._choose(rows, captured)
 
     def _forward(self, rows: Sequence[Row], num_tokens: int) -> torch.Tensor:
         cut = _least(self._cuts, num_tokens)

@@ -32,18 +32,17 @@ class SpeculativeRunner(TorchRunner):
     stage: DraftStage | None = None  # None = what is drafted comes with the batch
     by_rejection = False  # else by the target's own sample
 
-    @torch.inference_mode()
-    def launch(self, batch: Batch) -> PendingStep:
-        if self.stage is None and not batch.has_drafts:
-            return super().launch(batch)
-        return TorchRunner.launch(self, batch)
-
     def _finish(self, batch: Batch, hidden: torch.Tensor, prompts: PendingParts | None) -> PendingStep:
         inputs = None if self.stage is None else self._step_tokens(batch)
         if batch.has_drafts:
-            step: PendingStep = self._verify(batch.rows, hidden, prompts)
+            sampled = self._to_device(_sampled_tokens(batch.rows))
+            step: PendingStep = self._verify(batch.rows, self._model.logits(hidden.index_select(0, sampled)), prompts)
         else:
             step = super()._finish(batch, hidden, prompts)
+        return self._follow(batch, inputs, step)
+
+    def _follow(self, batch: Batch, inputs: StepTokens | None, step: PendingStep) -> PendingStep:
+        """Let the draft module, if there is one, look at the step that is queued."""
         if self.stage is None or inputs is None:
             return step
         around = Surroundings(self._kv, self._attention, self._slots, self._to_device, self.max_context)
@@ -56,15 +55,14 @@ class SpeculativeRunner(TorchRunner):
         tokens = torch.where(tokens == UNKNOWN, self._slots.last_sampled.index_select(0, slots), tokens)
         return StepTokens(tokens, TokenPlaces(positions, cache_slots))
 
-    def _verify(self, rows: Sequence[Row], hidden: torch.Tensor, prompts: PendingParts | None) -> VerifiedStep:
+    def _verify(self, rows: Sequence[Row], logits: torch.Tensor, prompts: PendingParts | None) -> VerifiedStep:
+        """`logits` [num_prefixes, vocab] are of every prefix of the rows that sample."""
         prefixes = [prefix for row in rows if row.sample for prefix in row_prefixes(row)]
         chains = _chains(rows)
-        fields = self._to_device([chains.tokens, [row.end for row in prefixes], [row.slot for row in prefixes]])
-        tokens, positions, slots = fields
-        logits = self._model.logits(hidden.index_select(0, tokens))
+        fields = [[row.end for row in prefixes], [row.slot for row in prefixes], chains.drafts, chains.firsts]
+        positions, slots, drafts, firsts = self._to_device(fields)
         params = self._slots.tensors(prefixes, slots, positions)
         self._count_drafts(params, prefixes)
-        drafts, firsts = self._to_device([chains.drafts, chains.firsts])
         ids = sample(logits, params).ids
         if self.by_rejection and self.stage is not None and params.temperature is not None:
             target, guesses, seeds = probabilities(logits, params), self.stage.guesses(prefixes, logits), params.seeds
@@ -92,7 +90,35 @@ class SpeculativeRunner(TorchRunner):
 
 
 class SpeculativeGraphRunner(SpeculativeRunner, GraphRunner):
-    """Steps without drafts replay decode graphs, unless a draft module looks on."""
+    """Verifies by decode graphs as well: to them, each draft is a row of its own.
+
+    Such a row's KV ends with the draft's own, which is stored, like that of the drafts before it, ahead of the layer's
+    attention. What a row of several tokens would read of the cache once is read for each: little, as long as a step's
+    time is that of reading the weights.
+    """
+
+    @torch.inference_mode()
+    def launch(self, batch: Batch) -> PendingStep:
+        self._prompts.admit(batch.admissions)
+        rows = [single for row in batch.rows for single in single_tokens(row)]
+        captured = self._captured(rows)
+        if captured is None:
+            return TorchRunner.launch(self, batch)
+        inputs = None if self.stage is None else self._step_tokens(batch)
+        self._replay(captured, rows)
+        self._slots.admit(batch.admissions)
+        if batch.has_drafts:
+            step: PendingStep = self._verify(batch.rows, captured.logits[: len(rows)], None)
+        else:
+            step = self._choose(rows, captured)
+        return self._follow(batch, inputs, step)
+
+
+def single_tokens(row: Row) -> list[Row]:
+    """The rows of one token that do what `row` does, if each of its tokens is to be sampled after; else itself."""
+    if not row.num_drafts or row.num_tokens != 1 + row.num_drafts:
+        return [row]
+    return [Row(row.slot, row.start + i, 1, row.tokens[i : i + 1], row.blocks, True) for i in range(row.num_tokens)]
 
 
 def row_prefixes(row: Row) -> list[Row]:
@@ -109,22 +135,28 @@ def row_prefixes(row: Row) -> list[Row]:
 class _Chains(NamedTuple):
     """One entry for each sampled id, see `verify_chains`."""
 
-    tokens: list[int]  # which of the step's tokens it is sampled after
     drafts: list[int]
     firsts: list[int]
 
 
 def _chains(rows: Sequence[Row]) -> _Chains:
-    chains = _Chains([], [], [])
+    chains = _Chains([], [])
+    for row in rows:
+        if row.sample:
+            chains.firsts.extend([len(chains.firsts)] * (1 + row.num_drafts))
+            chains.drafts.extend((*row.drafts, NO_DRAFT))
+    return chains
+
+
+def _sampled_tokens(rows: Sequence[Row]) -> list[int]:
+    """Which of the step's tokens are sampled after: the last one before a row's drafts, and these."""
+    sampled: list[int] = []
     num_tokens = 0
     for row in rows:
         num_tokens += row.num_tokens
         if row.sample:
-            first = len(chains.tokens)
-            chains.tokens.extend(range(num_tokens - 1 - row.num_drafts, num_tokens))
-            chains.drafts.extend((*row.drafts, NO_DRAFT))
-            chains.firsts.extend([first] * (1 + row.num_drafts))
-    return chains
+            sampled.extend(range(num_tokens - 1 - row.num_drafts, num_tokens))
+    return sampled
 
 
 @dataclass(frozen=True, slots=True)

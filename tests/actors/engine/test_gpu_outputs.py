@@ -103,7 +103,7 @@ def test_greedy_tokens_differ_only_at_near_ties(name: str, dtype: torch.dtype, c
     model = on_gpu(name, dtype)
     kv = gpu_kv(model, dtype)
     make_attention = gpu_attention(model.shapes, dtype, kv.device, GraphSize(NUM_SLOTS, NUM_BLOCKS))
-    limits = GraphLimits(NUM_SLOTS, NUM_BLOCKS, max_tokens=1024)
+    limits = GraphLimits(NUM_SLOTS, NUM_SLOTS, NUM_BLOCKS, max_tokens=1024)
     runner = GraphRunner(model, kv, limits=limits, make_attention=make_attention)
     runner.capture()
     sequences = drive(PROMPTS, NUM_TOKENS)

@@ -18,7 +18,7 @@ from baton.actors.engine.kv_cache import KVSpec
 from baton.actors.engine.request import Request, SamplingParams
 from baton.actors.engine.runner import TorchRunner
 from baton.actors.engine.runner_graph import Captured, GraphLimits, GraphRunner, cut_sizes, decode_sizes
-from baton.actors.engine.runner_speculative import SpeculativeRunner
+from baton.actors.engine.runner_speculative import SpeculativeGraphRunner
 from baton.actors.engine.speculation import DraftSpeculation, Speculation
 from baton.kernels.attention import AttentionBackend, AttentionShape, GraphSize, StepLayout
 from baton.kernels.attention_torch import TorchAttention
@@ -109,7 +109,7 @@ class RerunRunner(GraphRunner):
         return sum(cut.num_replays for cut in self._cuts.values() if isinstance(cut, RerunCut))
 
 
-class SpeculativeRerunRunner(SpeculativeRunner, RerunRunner):
+class SpeculativeRerunRunner(SpeculativeGraphRunner, RerunRunner):
     """As SpeculativeGraphRunner."""
 
 
@@ -132,7 +132,7 @@ def test_captured_steps_give_the_same_tokens(overlap: bool, monkeypatch: pytest.
     model = smollm2()
     spec = KVSpec.of_model(model.config, 16, torch.float32)
     plain = TorchRunner(model, spec.allocate(NUM_BLOCKS), num_slots=NUM_SLOTS, make_attention=TorchAttention)
-    limits = GraphLimits(NUM_SLOTS, NUM_BLOCKS, max_tokens=MAX_CUT)
+    limits = GraphLimits(NUM_SLOTS, NUM_SLOTS, NUM_BLOCKS, max_tokens=MAX_CUT)
     graphs = RerunRunner(model, spec.allocate(NUM_BLOCKS), limits=limits, make_attention=PaddedAttention)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     graphs.capture()
@@ -140,17 +140,25 @@ def test_captured_steps_give_the_same_tokens(overlap: bool, monkeypatch: pytest.
     assert outputs(graphs, overlap) == expected
     assert graphs.num_cut_replays > 0
 
-    drafting = SpeculativeRerunRunner(model, spec.allocate(NUM_BLOCKS), limits=limits, make_attention=PaddedAttention)
-    drafting.capture()
-    drafter = Scripted(some_right, lambda request: [*expected[request.id], *[0] * 9], model.config.vocab_size)
-    speculation = DraftSpeculation(drafter, FixedLengths(), 4)
-    assert outputs(drafting, overlap, speculation) == expected
-    assert sum(speculation.counts.accepted) > 0 and drafting.num_cut_replays > graphs.num_cut_replays
+    num_cut_replays: list[int] = []
+    for num_rows in (NUM_SLOTS, 5 * NUM_SLOTS):  # the more rows a decode graph has, the more drafts it verifies
+        roomy = GraphLimits(NUM_SLOTS, num_rows, 5 * NUM_BLOCKS, max_tokens=MAX_CUT)
+        drafting = SpeculativeRerunRunner(
+            model, spec.allocate(NUM_BLOCKS), limits=roomy, make_attention=PaddedAttention
+        )
+        drafting.capture()
+        drafter = Scripted(some_right, lambda request: [*expected[request.id], *[0] * 9], model.config.vocab_size)
+        speculation = DraftSpeculation(drafter, FixedLengths(), 4)
+        assert outputs(drafting, overlap, speculation) == expected
+        assert sum(speculation.counts.accepted) > 0
+        num_cut_replays.append(drafting.num_cut_replays)
+    assert num_cut_replays[0] > num_cut_replays[1]
 
 
 def test_the_ladders_of_sizes_end_with_the_largest_step() -> None:
     assert decode_sizes(6) == [1, 2, 4, 6]
     assert decode_sizes(256)[-1] == 256
+    assert decode_sizes(300)[-3:] == [256, 288, 300]
     assert decode_sizes(100)[-3:] == [80, 96, 100]
     assert cut_sizes(200) == [16, 32, 64, 128, 192, 200]
     assert cut_sizes(8192)[-2:] == [1792, 2048]
