@@ -161,7 +161,7 @@ class StepLoop:
         engine = self._engine
         events = engine.take_events()
         cost = self._meter.cost
-        engine.note_cost(cost)
+        engine.note_cost(self._meter.decodes)
         return StepReport(
             updates=updates,
             events=KVEvents(stored=tuple(events.stored), removed=tuple(events.removed)),

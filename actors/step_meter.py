@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from math import exp
 
+from baton.actors.decode_times import DecodeTimes
 from baton.actors.engine.batch import Batch
 from baton.actors.step_cost import StepCost, StepCostFit, StepShape
 
@@ -18,6 +19,7 @@ class StepMeter:
     def __init__(self) -> None:
         self.share = PrefillShare()
         self._fit = StepCostFit()
+        self._decodes = DecodeTimes()
         self._in_flight: deque[tuple[Batch, float]] = deque()
         self._last_end = 0.0
 
@@ -25,6 +27,11 @@ class StepMeter:
     def cost(self) -> StepCost | None:
         """What steps cost; None before enough have been seen."""
         return self._fit.cost if self._fit.num_steps >= MIN_STEPS else None
+
+    @property
+    def decodes(self) -> DecodeTimes | None:
+        """What steps of decodes alone take; None as long as `cost` is."""
+        return self._decodes if self._fit.num_steps >= MIN_STEPS else None
 
     def launched(self, batch: Batch, now: float) -> None:
         self._in_flight.append((batch, now))
@@ -36,12 +43,17 @@ class StepMeter:
         """
         while len(self._in_flight) > num_in_flight:
             batch, launched_at = self._in_flight.popleft()
-            step_ms = 1e3 * (now - max(launched_at, self._last_end))
+            since_last_ms = 1e3 * (now - self._last_end)
+            step_ms = min(since_last_ms, 1e3 * (now - launched_at))
             self._last_end = now
-            if step_ms > 0:
-                shape = StepShape.of(batch.rows)
-                self._fit.add(shape, step_ms)
-                self.share.add(min(self._fit.cost.prefill_part_ms(shape), step_ms), now)
+            if step_ms <= 0:
+                continue
+            shape = StepShape.of(batch.rows)
+            self._fit.add(shape, step_ms)
+            cost = self._fit.cost
+            self.share.add(min(cost.prefill_part_ms(shape), step_ms), now)
+            if since_last_ms < 2 * step_ms:  # else the engine was idle before
+                self._decodes.add(shape, cost, since_last_ms, is_overlapped=since_last_ms == step_ms)
 
 
 class PrefillShare:

@@ -1,8 +1,8 @@
-"""How many of the proposed tokens a step verifies: as many as raise the expected tokens per millisecond.
+"""How many of the proposed tokens a step verifies: as many as give the most expected tokens per millisecond.
 
-With E tokens expected of a step of T ms, one more draft that counts with probability p and costs c ms pays if
-(E + p) / (T + c) > E / T, that is if p * T > c * E. A draft counts only if all before it do, so a sequence's drafts
-pay less and less; taking the best of all sequences first, until one does not pay, gives the best total.
+A draft counts only if all before it do, so a sequence's drafts pay less and less. The best m of all sequences' drafts
+add up to an expected number of tokens, a step that verifies m takes a time, and m is chosen where their ratio is best:
+the time is no straight line, since a GPU runs captured sizes, and drafting itself forbids overlap.
 """
 
 from __future__ import annotations
@@ -11,9 +11,15 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from baton.actors.engine.sequence import Sequence
 
-PROBE_STEPS = 64  # when drafts do not pay, one sequence drafts so often; when they do, nobody does so often
+ON_STEPS = 128  # when drafts pay, after so many steps come
+PLAIN_STEPS = 3  # so many without: what those cost must stay known, and the first of them does not overlap
+PROBE_STEPS = 64  # when drafts do not pay, one sequence drafts after so many steps, then after twice as many ...
+MAX_PROBE_STEPS = 1024
 PRIOR = 0.7  # acceptance before anything is known: high enough to find out
 PRIOR_WEIGHT = 4.0  # of all sequences' acceptance in a sequence's own, in verified drafts
 FORGETTING = 0.9  # of a sequence's own acceptance, with each of its drafted rows
@@ -21,19 +27,14 @@ LEARNING = 0.05  # weight of one draft in all sequences' acceptance, once there 
 MOST_SURE = 0.99
 
 Drafts = dict[Sequence, Items[int]]
+Floats = NDArray[np.float64]
 
 
 class DecodeCost(Protocol):
-    """What a step costs, in ms."""
-
-    @property
-    def constant_ms(self) -> float: ...
-    @property
-    def decode_ms(self) -> float: ...  # for each decoding sequence
-    @property
-    def decode_token_ms(self) -> float: ...  # for each of their KV tokens
-    @property
-    def draft_ms(self) -> float: ...  # for each drafted token, the drafter's own work included
+    def steps_ms(self, num_decodes: int, context: int, num_drafts: NDArray[np.int64]) -> Floats:
+        """How long steps take in which so many sequences decode, with `context` KV tokens in all, for each number of
+        drafts verified beside; the drafter's own work included."""
+        ...
 
 
 class Lengths(Protocol):
@@ -42,8 +43,8 @@ class Lengths(Protocol):
         """Whether the step after the one that is being planned wants drafts."""
         ...
 
-    def begin_step(self) -> bool:
-        """Whether this step wants drafts. Called once a step."""
+    def begin_step(self, num_decodes: int) -> bool:
+        """Whether this step wants drafts. Called once for each step in which sequences decode."""
         ...
 
     def cut(self, drafts: Drafts, decodes: list[Sequence], limit: int) -> Drafts:
@@ -64,7 +65,7 @@ class FixedLengths:
 
     is_on = True
 
-    def begin_step(self) -> bool:
+    def begin_step(self, num_decodes: int) -> bool:
         return True
 
     def cut(self, drafts: Drafts, decodes: list[Sequence], limit: int) -> Drafts:
@@ -93,6 +94,9 @@ class _Record:
     num_accepted: float = 0.0
 
 
+_UNKNOWN = _Record()
+
+
 @dataclass(slots=True)
 class Acceptance:
     """The chance that a draft is accepted if all before it are: by its position, and by its sequence's record."""
@@ -104,12 +108,15 @@ class Acceptance:
     def __post_init__(self) -> None:
         self._num_tried = [0] * len(self.rates)
 
-    def chance(self, sequence: Sequence, position: int) -> float:
-        record = self._records.get(sequence)
-        if record is None:
-            return min(self.rates[position], MOST_SURE)
-        accepted = record.num_accepted + PRIOR_WEIGHT * self.rates[position]
-        return min(accepted / (record.num_tried + PRIOR_WEIGHT), MOST_SURE)
+    def reach(self, drafts: Drafts) -> Floats:
+        """The chance that each draft counts: [num_sequences, longest]; 0 where a sequence has none."""
+        lengths = np.array([len(tokens) for tokens in drafts.values()])
+        records = [self._records.get(sequence, _UNKNOWN) for sequence in drafts]
+        tried = np.array([[record.num_tried] for record in records])
+        accepted = np.array([[record.num_accepted] for record in records])
+        rates = np.array(self.rates[: int(lengths.max())])
+        chances = np.minimum((accepted + PRIOR_WEIGHT * rates) / (tried + PRIOR_WEIGHT), MOST_SURE)
+        return chances.cumprod(axis=1) * (np.arange(len(rates)) < lengths[:, None])
 
     def learn(self, sequence: Sequence, num_verified: int, num_accepted: int) -> None:
         num_tried = min(num_verified, num_accepted + 1)  # what comes after the first wrong one says nothing
@@ -132,32 +139,41 @@ class CostLengths:
         self._cost: DecodeCost | None = None
         self._quiet_steps = quiet_steps
         self._num_skipped = 0  # steps to come without drafts
-        self._num_on = 0  # steps with drafts since the last one without
+        self._num_on = 0  # steps with drafts since the last ones without
         self._num_probes = 0
+        self._probe_steps = PROBE_STEPS
+        self._num_decodes = 1  # in the step that drafts were last considered for
 
     @property
     def is_on(self) -> bool:
         return self._num_skipped == 0
 
-    def begin_step(self) -> bool:
-        if self._num_skipped:
-            self._num_skipped -= 1
-            return False
-        return True
+    def begin_step(self, num_decodes: int) -> bool:
+        if not self._num_skipped:
+            return True
+        self._num_skipped -= 1
+        if not self._num_decodes / 2 < num_decodes < 2 * self._num_decodes:  # what did not pay then may pay now
+            self._num_skipped = 0
+            self._probe_steps = PROBE_STEPS
+        return False
 
     def cut(self, drafts: Drafts, decodes: list[Sequence], limit: int) -> Drafts:
         if not drafts:
             self._num_skipped = self._quiet_steps
             return {}
-        if self._num_on >= PROBE_STEPS:  # what a step costs without drafts must stay known
+        self._num_decodes = len(decodes)
+        if self._num_on >= ON_STEPS:
             self._num_on = 0
+            self._num_skipped = PLAIN_STEPS - 1
             return {}
         kept = self._paying(drafts, decodes, limit)
-        self._num_on += 1
         if kept:
+            self._num_on += 1
+            self._probe_steps = PROBE_STEPS
             return kept
         self._num_on = 0
-        self._num_skipped = PROBE_STEPS
+        self._num_skipped = self._probe_steps
+        self._probe_steps = min(2 * self._probe_steps, MAX_PROBE_STEPS)
         return self._probe(drafts, limit)
 
     def learn(self, sequence: Sequence, num_verified: int, num_accepted: int) -> None:
@@ -176,29 +192,15 @@ class CostLengths:
         return {sequence: drafts[sequence][:limit]} if limit > 0 else {}
 
     def _paying(self, drafts: Drafts, decodes: list[Sequence], limit: int) -> Drafts:
-        expected, time_ms, draft_ms = float(len(decodes)), 0.0, 0.0
+        reach = self.acceptance.reach(drafts)
+        best = np.argsort(-reach, axis=None, kind="stable")[: max(0, limit)]  # a sequence's own stay in order
+        chances = reach.ravel()[best]
+        num = int(np.count_nonzero(chances))
         if self._cost is not None:
+            expected = len(decodes) + np.concatenate(([0.0], chances.cumsum()))
             context = sum(sequence.num_scheduled for sequence in decodes)
-            time_ms = (
-                self._cost.constant_ms + self._cost.decode_ms * len(decodes) + self._cost.decode_token_ms * context
-            )
-            draft_ms = self._cost.draft_ms
-        lengths: dict[Sequence, int] = {}
-        for chance, sequence in self._ranked(drafts)[: max(0, limit)]:
-            if draft_ms > 0 and chance * time_ms <= draft_ms * expected:
-                break
-            lengths[sequence] = lengths.get(sequence, 0) + 1
-            expected += chance
-            time_ms += draft_ms
-        return {sequence: drafts[sequence][:length] for sequence, length in lengths.items()}
-
-    def _ranked(self, drafts: Drafts) -> list[tuple[float, Sequence]]:
-        """Every draft as the chance that it counts and its sequence, the best first; a sequence's own in order."""
-        ranked: list[tuple[float, Sequence]] = []
-        for sequence, tokens in drafts.items():
-            reach = 1.0
-            for position in range(len(tokens)):
-                reach *= self.acceptance.chance(sequence, position)
-                ranked.append((reach, sequence))
-        ranked.sort(key=lambda draft: draft[0], reverse=True)  # stable: equals keep their order
-        return ranked
+            times = self._cost.steps_ms(len(decodes), context, np.arange(len(expected)))
+            num = int(np.argmax(expected / times))
+        lengths = np.bincount(best[:num] // reach.shape[1], minlength=len(drafts)).tolist()
+        chosen = zip(drafts.items(), lengths, strict=True)
+        return {sequence: tokens[:length] for (sequence, tokens), length in chosen if length}

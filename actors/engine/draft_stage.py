@@ -45,6 +45,10 @@ class DraftStage:
         self._guesses: dict[int, list[torch.Tensor]] | None = {} if keeps_guesses else None  # by slot: [vocab] each
         self._texts: dict[int, Sequence[int]] = {}  # by slot: what was known when its sequence entered
 
+    @property
+    def needs_every_step(self) -> bool:
+        return self._module.needs_every_step
+
     def follow(self, batch: Batch, inputs: StepTokens, step: PendingStep, around: Surroundings) -> PendingStep:
         """Call the module. Waits for the step if it verified drafts: how many stay decides what is drafted next."""
         for admission in batch.admissions:

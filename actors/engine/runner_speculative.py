@@ -20,7 +20,7 @@ from baton.actors.engine.request import TokenLogprobs
 from baton.actors.engine.runner import SampledStep, TorchRunner
 from baton.actors.engine.runner_graph import GraphRunner
 from baton.actors.engine.runner_prompt import PendingParts
-from baton.actors.engine.step_fields import UNKNOWN
+from baton.actors.engine.step_fields import UNKNOWN, step_layout
 from baton.kernels.rope_store import TokenPlaces
 from baton.kernels.sampling import SamplingTensors, probabilities, sample
 from baton.kernels.verify_chain import NO_DRAFT, REJECTED, Verified, verify_chains
@@ -33,7 +33,7 @@ class SpeculativeRunner(TorchRunner):
     by_rejection = False  # else by the target's own sample
 
     def _finish(self, batch: Batch, hidden: torch.Tensor, prompts: PendingParts | None) -> PendingStep:
-        inputs = None if self.stage is None else self._step_tokens(batch)
+        inputs = self._step_tokens(batch) if self._is_followed(batch) else None
         if batch.has_drafts:
             sampled = self._to_device(_sampled_tokens(batch.rows))
             step: PendingStep = self._verify(batch.rows, self._model.logits(hidden.index_select(0, sampled)), prompts)
@@ -41,8 +41,14 @@ class SpeculativeRunner(TorchRunner):
             step = super()._finish(batch, hidden, prompts)
         return self._follow(batch, inputs, step)
 
+    def _is_followed(self, batch: Batch) -> bool:
+        """Whether there is a draft module that has to see the step."""
+        if self.stage is None:
+            return False
+        return bool(batch.draft_next) or self.stage.needs_every_step or not is_all_decodes(batch.rows)
+
     def _follow(self, batch: Batch, inputs: StepTokens | None, step: PendingStep) -> PendingStep:
-        """Let the draft module, if there is one, look at the step that is queued."""
+        """Let the draft module look at the step that is queued, if `inputs` say that it has to."""
         if self.stage is None or inputs is None:
             return step
         around = Surroundings(self._kv, self._attention, self._slots, self._to_device, self.max_context)
@@ -100,11 +106,14 @@ class SpeculativeGraphRunner(SpeculativeRunner, GraphRunner):
     @torch.inference_mode()
     def launch(self, batch: Batch) -> PendingStep:
         self._prompts.admit(batch.admissions)
-        rows = [single for row in batch.rows for single in single_tokens(row)]
+        rows = [single for row in batch.rows for single in single_tokens(row)] if batch.has_drafts else batch.rows
         captured = self._captured(rows)
         if captured is None:
             return TorchRunner.launch(self, batch)
-        inputs = None if self.stage is None else self._step_tokens(batch)
+        inputs = self._step_tokens(batch) if self._is_followed(batch) else None
+        if inputs is not None:
+            for backend in self._attention:  # the graph has its own
+                backend.plan(step_layout(batch.rows, self._block_size))
         self._replay(captured, rows)
         self._slots.admit(batch.admissions)
         if batch.has_drafts:
@@ -112,6 +121,10 @@ class SpeculativeGraphRunner(SpeculativeRunner, GraphRunner):
         else:
             step = self._choose(rows, captured)
         return self._follow(batch, inputs, step)
+
+
+def is_all_decodes(rows: Sequence[Row]) -> bool:
+    return all(row.sample and row.num_tokens == 1 + row.num_drafts for row in rows)
 
 
 def single_tokens(row: Row) -> list[Row]:

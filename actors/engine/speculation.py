@@ -121,16 +121,20 @@ class DraftSpeculation:
     def draft(self, decodes: list[Sequence], limit: int) -> Drafts:
         drafts: Drafts = {}
         self._has_decodes = bool(decodes)
-        if decodes and self._lengths.begin_step():
-            for sequence in decodes:
+        if decodes and self._lengths.begin_step(len(decodes)):
+            known = [sequence for sequence in decodes if not sequence.num_pending]
+            for sequence in known:
                 num = min(self._most, sequence.stops.max_len - len(sequence.tokens) - 1)
-                if num > 0 and not sequence.num_pending and (tokens := self._drafter.propose(sequence, num)):
+                if num > 0 and (tokens := self._drafter.propose(sequence, num)):
                     drafts[sequence] = tokens
-            drafts = self._lengths.cut(drafts, decodes, limit)
+            if known:
+                drafts = self._lengths.cut(drafts, decodes, limit)
         self._is_drafted = bool(drafts)
         return drafts
 
     def settle(self, rows: tuple[Row, ...], sequences: list[Sequence], output: StepOutput) -> tuple[Row, ...]:
+        if not self._has_module and not any(row.num_drafts for row in rows):
+            return rows
         settled: list[Row] = []
         for index, (row, sequence, tokens) in enumerate(zip(rows, sequences, output.tokens, strict=True)):
             sequence.drafts = output.drafts.get(index, ())

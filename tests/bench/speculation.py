@@ -120,7 +120,7 @@ class Contender:
             self.num_rows += sum(row.sample for row in batch.rows)
         updates += self.engine.run()
         self.meter.ended(self.engine.num_in_flight, time.monotonic())
-        self.engine.note_cost(self.meter.cost)
+        self.engine.note_cost(self.meter.decodes)
         return sum(len(update.tokens) for update in updates)
 
 

@@ -67,6 +67,8 @@ class ChainNetwork(Protocol):
 class ChainDrafter:
     """A DraftModule that drafts one token after another."""
 
+    needs_every_step = False
+
     def __init__(self, network: ChainNetwork, context: ModuleContext) -> None:
         shapes = context.target.shapes
         self._network = network

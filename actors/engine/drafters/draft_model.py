@@ -49,6 +49,7 @@ class _Chunk:
 class DraftModel:
     num_layers = 0
     taps = ()
+    needs_every_step = True  # the texts
 
     def __init__(self, model: Model, context: ModuleContext) -> None:
         self._model = model

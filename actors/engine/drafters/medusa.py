@@ -63,6 +63,7 @@ class _Head:
 
 class Medusa:
     num_layers = 0
+    needs_every_step = False
 
     def __init__(self, target: Model, heads: list[_Head]) -> None:
         self._target = target

@@ -67,7 +67,8 @@ class DraftModule(Protocol):
     Layers of the block follow the target's rules: same dtype, KV heads and head_dim; what they hold for position i is
     a function of tokens 0..i+1 and of nothing else, so that it can be cached, shared and handed over with the block.
     (The last entry of a cached block may have seen another token i+1: texts may part at a block's end. One entry of a
-    block is then a worse guess. The last block of a cached prefix is always recomputed, for its features.)
+    block is then a worse guess. The last block of a cached prefix is always recomputed, for its features. And what is
+    decoded while nothing is drafted may be left out: its entries are whatever was there, guesses after it are worse.)
     """
 
     @property
@@ -78,6 +79,11 @@ class DraftModule(Protocol):
     @property
     def taps(self) -> tuple[int, ...]:
         """Target layers (from 0) whose outputs, before any norm, are the features; empty = none are recorded."""
+        ...
+
+    @property
+    def needs_every_step(self) -> bool:
+        """Whether it must also see steps of decodes alone while nothing is drafted."""
         ...
 
     def advance(self, step: TargetStep) -> torch.Tensor:

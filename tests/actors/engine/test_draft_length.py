@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from baton.actors.engine.draft_length import PROBE_STEPS, Acceptance, CostLengths, Drafts
+from baton.actors.engine.draft_length import (
+    MAX_PROBE_STEPS,
+    ON_STEPS,
+    PLAIN_STEPS,
+    PROBE_STEPS,
+    Acceptance,
+    CostLengths,
+    Drafts,
+)
 from baton.actors.engine.sequence import Rank, Sequence
 from baton.actors.engine.stopping import StopRules
 from tests.actors.engine.rig import make_request
@@ -19,8 +30,10 @@ DRAFTS = (1, 2, 3, 4)
 class Cost:
     constant_ms: float = 10.0
     decode_ms: float = 0.1
-    decode_token_ms: float = 0.0
     draft_ms: float = 0.1
+
+    def steps_ms(self, num_decodes: int, context: int, num_drafts: NDArray[np.int64]) -> NDArray[np.float64]:
+        return self.constant_ms + self.decode_ms * num_decodes + self.draft_ms * num_drafts.astype(np.float64)
 
 
 def sequences(num: int) -> list[Sequence]:
@@ -38,9 +51,14 @@ def taught(rate: float, cost: Cost | None) -> CostLengths:
 
 
 def cut(lengths: CostLengths, seqs: list[Sequence], limit: int = 1000) -> list[int]:
-    drafts: Drafts = {seq: DRAFTS for seq in seqs} if lengths.begin_step() else {}
+    drafts: Drafts = {seq: DRAFTS for seq in seqs} if lengths.begin_step(len(seqs)) else {}
     kept = lengths.cut(drafts, seqs, limit) if drafts else {}
     return [len(kept.get(seq, ())) for seq in seqs]
+
+
+def chance(acceptance: Acceptance, sequence: Sequence) -> float:
+    """That its next draft is accepted."""
+    return acceptance.reach({sequence: DRAFTS})[0, 0]
 
 
 def test_before_costs_are_known_everything_is_tried() -> None:
@@ -74,17 +92,37 @@ def test_who_is_right_more_often_drafts_more() -> None:
         lengths.learn(bad, 4, 0)
     long, short = cut(lengths, seqs)
     assert long == 4 and short == 0
-    assert lengths.acceptance.chance(good, 0) > 0.9 and lengths.acceptance.chance(bad, 0) < 0.2
+    assert chance(lengths.acceptance, good) > 0.9 and chance(lengths.acceptance, bad) < 0.2
 
 
-def test_what_does_not_pay_is_off_but_for_a_probe_of_one_sequence_now_and_then() -> None:
+def test_what_does_not_pay_is_off_but_for_a_probe_of_one_sequence_ever_more_rarely() -> None:
     seqs = sequences(8)
     lengths = taught(0.1, Cost(draft_ms=5.0))
-    num_drafts = [cut(lengths, seqs) for _ in range(3 * (PROBE_STEPS + 1))]
+    num_drafts = [cut(lengths, seqs) for _ in range(3000)]
     probes = [i for i, chosen in enumerate(num_drafts) if any(chosen)]
-    assert probes == [0, PROBE_STEPS + 1, 2 * (PROBE_STEPS + 1)]
+    pauses = [later - earlier - 1 for earlier, later in itertools.pairwise(probes)]
+    assert pauses == [PROBE_STEPS, 2 * PROBE_STEPS, 4 * PROBE_STEPS, 8 * PROBE_STEPS, MAX_PROBE_STEPS]
     assert all(sorted(num_drafts[i]) == [0] * 7 + [4] for i in probes)
-    assert len({num_drafts[i].index(4) for i in probes}) == 3  # another one each time
+    assert len({num_drafts[i].index(4) for i in probes}) == len(probes)  # another one each time
+
+
+def test_a_batch_of_another_size_is_probed_at_once() -> None:
+    lengths = taught(0.5, Cost(constant_ms=8.0, draft_ms=1.0))
+    assert sum(cut(lengths, sequences(64))) == 4  # a probe: as many as these pay for none of it
+    assert not any(cut(lengths, sequences(40)))
+    assert not any(cut(lengths, sequences(2)))
+    assert cut(lengths, sequences(2)) == [1, 1]
+
+
+def test_what_a_captured_size_has_room_for_costs_nothing() -> None:
+    """A staircase: single steps do not pay, the whole landing does."""
+
+    class Stairs(Cost):
+        def steps_ms(self, num_decodes: int, context: int, num_drafts: NDArray[np.int64]) -> NDArray[np.float64]:
+            return 10.0 + 6.0 * -(-num_drafts // 4)
+
+    assert cut(taught(0.8, Stairs()), sequences(1)) == [4]
+    assert cut(taught(0.2, Stairs()), sequences(2)) in ([4, 0], [0, 4])  # as a probe
 
 
 def test_a_probe_that_fares_well_brings_drafts_back() -> None:
@@ -103,8 +141,10 @@ def test_while_drafts_pay_a_step_without_any_comes_now_and_then() -> None:
     """Else nobody would know any more what a plain step costs."""
     seqs = sequences(1)
     lengths = taught(0.9, Cost())
-    chosen = [cut(lengths, seqs)[0] for _ in range(2 * (PROBE_STEPS + 1))]
-    assert chosen.count(0) == 2
+    chosen = [cut(lengths, seqs)[0] for _ in range(2 * (ON_STEPS + PLAIN_STEPS))]
+    assert [i for i, num in enumerate(chosen) if num == 0] == [
+        turn * (ON_STEPS + PLAIN_STEPS) + ON_STEPS + i for turn in range(2) for i in range(PLAIN_STEPS)
+    ]
 
 
 def test_what_follows_a_wrong_draft_says_nothing_about_its_own_place() -> None:

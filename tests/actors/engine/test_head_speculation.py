@@ -14,9 +14,11 @@ from typing import Any
 import draft_heads as heads
 import pytest
 import torch
+from rerun import CapturedRunner
 from safetensors.torch import save_file
 from tiny_samples import CONFIG, Tiny
 
+from baton.actors import build as building
 from baton.actors.build import BuiltEngine, build_engine, join_engine
 from baton.actors.config import WorkerConfig
 from baton.actors.drafter_training.export import export_head
@@ -208,3 +210,25 @@ def test_a_models_own_module_drafts_without_a_folder(tmp_path: Path):
     for found, wanted in zip(*(run(b, requests()) for b in (built, plain)), strict=True):
         assert found.tokens == wanted.tokens
     assert built.drafts.verified[0] > 0
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "eagle", "mtp", "medusa"])
+def test_captured_steps_draft_and_verify_the_same(
+    kind: str, tiny: Tiny, all_heads: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = build(tiny.path, all_heads[kind])
+    said = run(plain, requests())
+    made: list[CapturedRunner] = []
+
+    class Noted(CapturedRunner):
+        def __init__(self, *args: Any, **others: Any) -> None:
+            super().__init__(*args, **others)
+            made.append(self)
+
+    monkeypatch.setattr(building, "SpeculativeRunner", Noted)
+    captured = build(tiny.path, all_heads[kind])
+    for found, wanted in zip(run(captured, requests()), said, strict=True):
+        assert found.tokens == wanted.tokens
+        assert found.logprobs == pytest.approx(wanted.logprobs, abs=1e-3)
+    assert captured.drafts == plain.drafts
+    assert made[0].num_decode_replays > 0

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-
 import pytest
 import torch
 from model_cases import smollm2
+from rerun import PaddedAttention, RerunRunner, SpeculativeRerunRunner, capture
 
 from baton.actors.engine.batch import Runner
 from baton.actors.engine.config import EngineConfig
-from baton.actors.engine.cut_graph import CutForward
 from baton.actors.engine.draft_length import FixedLengths
 from baton.actors.engine.engine import Engine
 from baton.actors.engine.kv_cache import KVSpec
 from baton.actors.engine.request import Request, SamplingParams
 from baton.actors.engine.runner import TorchRunner
-from baton.actors.engine.runner_graph import Captured, GraphLimits, GraphRunner, cut_sizes, decode_sizes
-from baton.actors.engine.runner_speculative import SpeculativeGraphRunner
+from baton.actors.engine.runner_graph import GraphLimits, cut_sizes, decode_sizes
 from baton.actors.engine.speculation import DraftSpeculation, Speculation
-from baton.kernels.attention import AttentionBackend, AttentionShape, GraphSize, StepLayout
 from baton.kernels.attention_torch import TorchAttention
-from baton.kernels.block_index import pad_decodes
 from tests.actors.engine.scripted import Scripted, some_right
 
 NUM_BLOCKS, NUM_SLOTS = 64, 6
@@ -42,77 +36,6 @@ REQUESTS = [
 ]
 
 
-class PaddedAttention(TorchAttention):
-    def __init__(self, shape: AttentionShape, graph: GraphSize | None) -> None:
-        super().__init__(shape)
-        self._graph_size = graph
-
-    def plan(self, layout: StepLayout) -> None:
-        super().plan(layout if self._graph_size is None else pad_decodes(layout, self._graph_size.num_rows))
-
-
-@dataclass
-class Rerun:
-    """Stands in for a CUDA graph: does the captured work again, into the same outputs."""
-
-    work: Callable[[], None]
-
-    def replay(self) -> None:
-        self.work()
-
-
-@dataclass
-class TrueTokens:
-    """Attention on the first tokens of a padded step, as between the graphs of a cut forward pass."""
-
-    backend: AttentionBackend
-    num_tokens: int
-
-    def plan(self, layout: StepLayout) -> None: ...
-
-    def run(self, query: torch.Tensor, kv: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        out = torch.full_like(query, float("nan"))
-        self.backend.run(query[: self.num_tokens], kv, out[: self.num_tokens])
-        return out
-
-
-@dataclass
-class RerunCut:
-    runner: RerunRunner
-    fields: torch.Tensor
-    num_replays: int = 0
-
-    def replay(self, attention: Sequence[AttentionBackend], num_tokens: int) -> torch.Tensor:
-        self.num_replays += 1
-        return self.runner._hidden(self.fields, [TrueTokens(backend, num_tokens) for backend in attention])
-
-
-class RerunRunner(GraphRunner):
-    def _capture_cut(self, size: int, pool: object) -> CutForward:
-        return RerunCut(self, self._idle_fields(size))
-
-    def _capture_decode(self, size: int, pool: object) -> Captured:
-        graph = GraphSize(size, self._limits.max_blocks)
-        attention = [self._make_attention(shape, graph) for shape in self._model.shapes]
-        fields = self._idle_fields(size)
-        logits, ids = torch.empty(size, self._model.config.vocab_size), torch.empty(size, dtype=torch.int64)
-
-        def work() -> None:
-            result = self._decode(fields, attention)
-            logits.copy_(result.logits)
-            ids.copy_(result.ids)
-
-        return Captured(Rerun(work), attention, fields, logits, ids)
-
-    @property
-    def num_cut_replays(self) -> int:
-        return sum(cut.num_replays for cut in self._cuts.values() if isinstance(cut, RerunCut))
-
-
-class SpeculativeRerunRunner(SpeculativeGraphRunner, RerunRunner):
-    """As SpeculativeGraphRunner."""
-
-
 def outputs(runner: Runner, overlap: bool, speculation: Speculation | None = None) -> dict[str, list[int]]:
     config = EngineConfig(max_num_seqs=NUM_SLOTS, max_step_tokens=64, overlap=overlap)
     engine = Engine(
@@ -128,14 +51,13 @@ def outputs(runner: Runner, overlap: bool, speculation: Speculation | None = Non
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_captured_steps_give_the_same_tokens(overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captured_steps_give_the_same_tokens(overlap: bool) -> None:
     model = smollm2()
     spec = KVSpec.of_model(model.config, 16, torch.float32)
     plain = TorchRunner(model, spec.allocate(NUM_BLOCKS), num_slots=NUM_SLOTS, make_attention=TorchAttention)
     limits = GraphLimits(NUM_SLOTS, NUM_SLOTS, NUM_BLOCKS, max_tokens=MAX_CUT)
     graphs = RerunRunner(model, spec.allocate(NUM_BLOCKS), limits=limits, make_attention=PaddedAttention)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    graphs.capture()
+    capture(graphs)
     expected = outputs(plain, overlap=False)
     assert outputs(graphs, overlap) == expected
     assert graphs.num_cut_replays > 0
@@ -146,7 +68,7 @@ def test_captured_steps_give_the_same_tokens(overlap: bool, monkeypatch: pytest.
         drafting = SpeculativeRerunRunner(
             model, spec.allocate(NUM_BLOCKS), limits=roomy, make_attention=PaddedAttention
         )
-        drafting.capture()
+        capture(drafting)
         drafter = Scripted(some_right, lambda request: [*expected[request.id], *[0] * 9], model.config.vocab_size)
         speculation = DraftSpeculation(drafter, FixedLengths(), 4)
         assert outputs(drafting, overlap, speculation) == expected
