@@ -191,13 +191,14 @@ class Scheduler:
         """Tokens that a prompt may compute in one step.
 
         A peer gets an export's KV chunk by chunk, each while the next one computes. So a long one ends in a short
-        chunk, the only one whose KV the peer must wait for; what comes before is cut evenly.
+        chunk, the only one whose KV the peer must wait for; those before are whole ones, since a captured size has
+        room for just that.
         """
-        num_left, chunk = sequence.num_left, self._config.export_chunk
-        if not sequence.is_export or len(sequence.tokens) - sequence.cached_tokens <= chunk:
+        num_left, last = sequence.num_left, self._config.export_last_chunk
+        if not sequence.is_export or len(sequence.tokens) - sequence.cached_tokens <= self._config.export_chunk:
             return num_left
-        before_last = num_left - self._config.export_last_chunk
-        return num_left if before_last <= 0 else -(-before_last // -(-before_last // chunk))
+        before_last = num_left - last
+        return num_left if before_last < last // 2 else min(before_last, self._config.export_chunk)
 
     def _next_waiting(self) -> Sequence | None:
         """Return whose turn it is to start, unless a step in flight still samples its next token."""

@@ -213,7 +213,7 @@ def chunks_of(rig: Rig) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("prompt_len", "chunks"), [(48, [48]), (49, [41, 8]), (64, [28, 28, 8]), (152, [48, 48, 48, 8])]
+    ("prompt_len", "chunks"), [(48, [48]), (49, [41, 8]), (59, [48, 11]), (64, [48, 8, 8]), (152, [48, 48, 48, 8])]
 )
 def test_a_long_prompt_computed_for_a_peer_ends_in_a_short_chunk(
     overlap: bool, prompt_len: int, chunks: list[int]
