@@ -22,6 +22,7 @@ class StepMeter:
         self._decodes = DecodeTimes()
         self._in_flight: deque[tuple[Batch, float]] = deque()
         self._last_end = 0.0
+        self._last_slots: frozenset[int] = frozenset()  # of the step that ended then
 
     @property
     def cost(self) -> StepCost | None:
@@ -52,8 +53,10 @@ class StepMeter:
             self._fit.add(shape, step_ms)
             cost = self._fit.cost
             self.share.add(min(cost.prefill_part_ms(shape), step_ms), now)
-            if since_last_ms < 2 * step_ms:  # else the engine was idle before
+            slots = frozenset(row.slot for row in batch.rows)
+            if not slots.isdisjoint(self._last_slots):  # else the engine may have been idle before
                 self._decodes.add(shape, cost, since_last_ms, is_overlapped=since_last_ms == step_ms)
+            self._last_slots = slots
 
 
 class PrefillShare:

@@ -55,11 +55,10 @@ def test_what_was_seen_long_ago_is_tried_again() -> None:
 
 def test_the_meter_times_steps_from_the_last_ones_end_unless_the_engine_was_idle() -> None:
     meter, now = StepMeter(), 100.0
-    batch = Batch((Row(0, 5, 1, (1,), (0,), True),))
-    for i in range(20):
-        pause_s = 10.0 if i % 2 else 0.002  # what the host needs before a launch counts, waiting for requests does not
-        meter.launched(batch, now + pause_s)
+    for i in range(40):  # every second step goes on with a sequence, after what the host needs before a launch
+        slot, pause_s = i // 2, 0.020 if i % 2 else 10.0
+        meter.launched(Batch((Row(slot, 5, 1, (1,), (0,), True),)), now + pause_s)
         now += pause_s + 0.006
         meter.ended(0, now)
     assert meter.decodes is not None
-    assert meter.decodes.steps_ms(1, 5, np.array([0]))[0] == pytest.approx(8.0, rel=0.05)
+    assert meter.decodes.steps_ms(1, 5, np.array([0]))[0] == pytest.approx(26.0, rel=0.05)
