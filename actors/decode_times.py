@@ -2,8 +2,8 @@
 
 A GPU pads a step to a captured size, reads its weights at no more cost for 8 rows than for 1, and with drafts the host
 cannot work ahead: no straight line holds for all of it. For each size, by the quarter of a doubling, with drafts and
-without, a mean step and its time are remembered, and slowly forgotten: a size nobody has seen for long is believed to be
-as good as sizes near it were, at last as good as the line says, and so tried again.
+without, a mean step and its time are remembered, and slowly forgotten: a size nobody has seen for long is believed to
+be as good as sizes near it were, at last as good as the line says, and so tried again.
 """
 
 from __future__ import annotations
@@ -59,18 +59,18 @@ class DecodeTimes:
 
     def steps_ms(self, num_decodes: int, context: int, num_drafts: NDArray[np.int64]) -> Floats:
         beside = self._beside()[(num_drafts > 0).astype(np.int64), _size(num_decodes + num_drafts)]
-        return self._line(num_decodes, context, num_drafts) * np.exp(beside)
+        return self._line(num_decodes, context, num_drafts.astype(np.float64)) * np.exp(beside)
 
-    def _line(self, num_decodes: float | Floats, context: float | Floats, num_drafts: NDArray[np.generic]) -> Floats:
+    def _line(self, num_decodes: float | Floats, context: float | Floats, num_drafts: Floats) -> Floats:
         cost = self._cost
         plain = cost.constant_ms + cost.decode_ms * num_decodes + cost.decode_token_ms * context
         return np.maximum(plain + cost.draft_ms * num_drafts, _LEAST_MS)
 
     def _beside(self) -> Floats:
         """Logarithms of seen over fitted: [without drafts, with][size]; of sizes near by where one was seldom seen."""
-        *shapes, seen = self._seen
+        num_decodes, context, num_drafts, seen = self._seen
         sureness = self._weights / (self._weights + 1)
-        own = sureness * (seen - np.log(self._line(*shapes)))
+        own = sureness * (seen - np.log(self._line(num_decodes, context, num_drafts)))
         near = own @ _NEARNESS / (sureness @ _NEARNESS + _LINE_WEIGHT)
         return own + (1 - sureness) * near
 
