@@ -15,7 +15,7 @@ from baton.actors.step_cost import StepCost
 Column = NDArray[np.float64]
 
 
-NUM_FIGURES = 18
+NUM_FIGURES = 19
 SPARE_SEQUENCES = 1  # that may wait on a worker for a seat
 MIN_AVAILABLE = 0.05  # share of a worker's blocks, free or cached, below which what runs there needs them itself
 
@@ -43,6 +43,7 @@ class RoutedWorker:
         self.num_own_decoding = 0  # ... and have their first token
         self.own_kv_tokens = 0  # of those that decode here, or will
         self.num_dispatched = 0
+        self.tokens_dispatched = 0
         # Charged after the last report, and between the last two. A worker counts what it had when a step began, and
         # a request for a prefill worker comes by way of another: only the second report after it surely counts it.
         self._fresh = Tally()
@@ -118,6 +119,7 @@ class RoutedWorker:
         self.num_own_tokens += num_tokens
         self.num_own_prefills += num_tokens > 0
         self.num_dispatched += 1
+        self.tokens_dispatched += max(num_tokens, 1)
         self._fresh.num_requests += 1
         self._fresh.num_tokens += num_tokens
         self._fresh.context += context
@@ -146,6 +148,7 @@ class RoutedWorker:
             self.num_decodes,
             self.has_room,
             self.has_seat,
+            self.tokens_dispatched,
         )
 
 
@@ -193,6 +196,11 @@ class Pool:
     def num_dispatched(self) -> Column:
         """Requests ever sent there: what breaks ties."""
         return self.figures[2]
+
+    @property
+    def tokens_dispatched(self) -> Column:
+        """Prompt tokens ever sent there to be computed."""
+        return self.figures[18]
 
     @property
     def num_prefills(self) -> Column:

@@ -21,7 +21,7 @@ MAX_SHARE = 0.97  # of prefill that a worker's decode steps can live beside
 UNSURE = 0.15  # standard deviation of a predicted time, as a share of it
 FULL = 0.9  # share of its time that a worker spends in prefill, if it is there for that
 PUSH_TOKEN_MS = 0.0008  # of KV on its way, a token: an 8B model over NVLink
-TIE_MS = 0.5  # costs closer than this are equal: the workers take turns
+TIE_MS = 0.5  # costs closer than this are equal
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +177,6 @@ def _pair(prefill: _Prefill, prefillers: Pool, received: Column, decoders: Pool)
 
 
 def _cheapest(cost: Column, pool: Pool) -> int:
-    """Return the row that was given least so far among those that cost next to nothing more than the cheapest."""
+    """Return the row that was given least to compute so far among those that cost hardly more than the cheapest."""
     rows = np.flatnonzero(cost <= cost.min() + TIE_MS)
-    return int(rows[pool.num_dispatched[rows].argmin()])
+    return int(rows[pool.tokens_dispatched[rows].argmin()])

@@ -46,7 +46,7 @@ def test_equal_workers_take_turns() -> None:
     chosen: list[int] = []
     for _ in range(6):
         chosen.append(POLICY(ASK, pool(*workers), pool()).decode)
-        workers[chosen[-1]].num_dispatched += 1
+        workers[chosen[-1]].tokens_dispatched += 100
     assert chosen == [0, 1, 2, 0, 1, 2]
 
 
