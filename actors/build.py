@@ -195,12 +195,13 @@ def _draft_parts(config: WorkerConfig, model: Model, placement: Placement, max_c
         block_size=engine.block_size,
         max_context=max_context,
         num_slots=engine.max_num_seqs,
-        make_attention=lambda shape: _own_attention(shape, placement.device),
+        make_attention=lambda shape: own_attention(shape, placement.device),
     )
     return make_parts(context, max(engine.max_step_tokens, _graph_rows(engine)))
 
 
-def _own_attention(shape: AttentionShape, device: torch.device) -> AttentionBackend:
+def own_attention(shape: AttentionShape, device: torch.device) -> AttentionBackend:
+    """Attention that needs no FlashInfer and no CUDA graph: for layers that run beside the model's own."""
     if device.type == "cpu":
         return TorchAttention(shape)
     from baton.kernels.attention_triton import TritonAttention

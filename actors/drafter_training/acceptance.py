@@ -33,7 +33,9 @@ def acceptance(head: DraftHead, target: Target, samples: Sequence[Sample], num_d
     kept = [0] * num_drafts
     num_steps = num_tokens = 0
     for sample in samples:
-        right = torch.stack([score.is_right[0] for score in scores(head, collate([sample]), target, num_drafts)])
+        right = torch.stack(
+            [score.is_right[0] for score in scores(head, collate([sample], target.device), target, num_drafts)]
+        )
         # At column p, drafts follow token p + 1; the first step knows the prompt and one token.
         runs: list[int] = right.long().cumprod(dim=0).sum(dim=0).tolist()
         position, last = sample.prompt_len - 1, len(sample.tokens) - 2

@@ -22,8 +22,8 @@ def export_head(
     folder.mkdir(parents=True, exist_ok=True)
     prefix = f"model.layers.{model.num_layers}." if isinstance(head, MtpHead) else ""
     tensors = {prefix + name: value.detach().to(torch.bfloat16) for name, value in head.state_dict().items()}
-    tensors["d2t"] = d2t(target_ids)
-    tensors["t2d"] = t2d(target_ids, model.vocab_size)
+    tensors["d2t"] = d2t(target_ids.cpu())
+    tensors["t2d"] = t2d(target_ids.cpu(), model.vocab_size)
     save_file({name: value.contiguous() for name, value in tensors.items()}, folder / "model.safetensors")
     described = _describe(head, config, model, len(target_ids))
     (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")

@@ -40,6 +40,10 @@ class Target(NamedTuple):
     is_drafted: torch.Tensor  # [vocab] bool
     cos_sin: torch.Tensor
 
+    @property
+    def device(self) -> torch.device:
+        return self.rows.device
+
 
 class StepScore(NamedTuple):
     """One unrolled step's answers."""
@@ -50,9 +54,11 @@ class StepScore(NamedTuple):
 
 
 def make_target(model: Llama, target_ids: torch.Tensor, cos_sin: torch.Tensor) -> Target:
-    is_drafted = torch.zeros(model.config.vocab_size, dtype=torch.bool)
+    device = model.embeddings.device
+    target_ids = target_ids.to(device)
+    is_drafted = torch.zeros(model.config.vocab_size, dtype=torch.bool, device=device)
     is_drafted[target_ids] = True
-    return Target(model, head_rows(model, target_ids), target_ids, is_drafted, cos_sin)
+    return Target(model, head_rows(model, target_ids), target_ids, is_drafted, cos_sin.to(device))
 
 
 def unroll(head: DraftHead, batch: Batch, target: Target, num_steps: int) -> Iterator[torch.Tensor]:
@@ -89,7 +95,7 @@ def scores(head: DraftHead, batch: Batch, target: Target, num_steps: int) -> Ite
 def _shifted(x: torch.Tensor, by: int, length: int) -> torch.Tensor:
     """Columns by .. by + length, with zeros behind the last."""
     moved = x[:, by : by + length]
-    padding = torch.zeros((x.shape[0], length - moved.shape[1], *x.shape[2:]), dtype=x.dtype)
+    padding = torch.zeros((x.shape[0], length - moved.shape[1], *x.shape[2:]), dtype=x.dtype, device=x.device)
     return torch.cat((moved, padding), dim=1)
 
 
@@ -106,7 +112,7 @@ def plan_epoch(lengths: Sequence[int], size: int, order: random.Random) -> list[
     return dealt
 
 
-def collate(samples: Sequence[Sample]) -> Batch:
+def collate(samples: Sequence[Sample], device: torch.device) -> Batch:
     pad = torch.nn.utils.rnn.pad_sequence
     tokens = pad([sample.tokens for sample in samples], batch_first=True)
     is_there, is_own = (torch.zeros(tokens.shape, dtype=torch.bool) for _ in range(2))
@@ -116,4 +122,4 @@ def collate(samples: Sequence[Sample]) -> Batch:
     features, hidden = (
         pad([getattr(sample, name) for sample in samples], batch_first=True).float() for name in ("features", "hidden")
     )
-    return Batch(tokens, features, hidden, is_there, is_own)
+    return Batch(*(part.to(device) for part in (tokens, features, hidden, is_there, is_own)))

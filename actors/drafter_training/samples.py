@@ -29,6 +29,7 @@ from baton.actors.engine.kv_cache import KVSpec
 from baton.actors.engine.models.llama import Llama
 from baton.actors.engine.request import Request, SamplingParams
 from baton.actors.engine.runner import TorchRunner
+from baton.kernels.attention import AttentionBackend, AttentionShape
 from baton.kernels.attention_torch import TorchAttention
 
 _BLOCK_SIZE = 16
@@ -53,14 +54,21 @@ class Sampling:
 class Collector:
     """Answers prompts and records features."""
 
-    def __init__(self, model: Llama, *, wave_size: int, max_len: int) -> None:
+    def __init__(
+        self,
+        model: Llama,
+        *,
+        wave_size: int,
+        max_len: int,
+        make_attention: Callable[[AttentionShape], AttentionBackend] = TorchAttention,
+    ) -> None:
         self._eos_ids = model.config.eos_ids
         self._blocks_per_row = -(-max_len // _BLOCK_SIZE)
         spec = KVSpec.of_model(model.config, _BLOCK_SIZE, model.embeddings.dtype)
         layers = (*eagle3_taps(model.config.num_layers), model.config.num_layers - 1)
         self._taps = Taps(model, layers, max_tokens=max(wave_size, _PROMPTS_AT_ONCE * max_len))
-        kv = spec.allocate(wave_size * self._blocks_per_row)
-        self._runner = TorchRunner(self._taps.model, kv, num_slots=wave_size, make_attention=TorchAttention)
+        kv = spec.allocate(wave_size * self._blocks_per_row, model.embeddings.device)
+        self._runner = TorchRunner(self._taps.model, kv, num_slots=wave_size, make_attention=make_attention)
 
     @torch.inference_mode()
     def collect(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Sample]:

@@ -37,7 +37,7 @@ def start_eagle3(config: HeadConfig, target: Target, samples: list[Sample], seed
     head.fc.weight[:, -hidden:] += torch.eye(hidden) / float(high.std())
     head.norm.weight.copy_(target.model.final_norm.weight)
     head.lm_head.weight.copy_(target.rows)
-    return head
+    return head.to(target.device)
 
 
 @torch.no_grad()
@@ -50,7 +50,7 @@ def start_mtp(config: HeadConfig, target: Target, seed: int) -> MtpHead:
     final_norm = head.shared_head["norm"]
     assert isinstance(final_norm, nn.RMSNorm)
     final_norm.weight.copy_(target.model.final_norm.weight)
-    return head
+    return head.to(target.device)
 
 
 def _randomize(head: nn.Module, seed: int) -> None:

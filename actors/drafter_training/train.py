@@ -89,13 +89,14 @@ class Trainer:
         return self.history.held_out[-1]
 
     def _take_step(self) -> list[float]:
-        batch = collate([self._samples[i] for i in self._batch_indices(self.step)])
+        device = self._target.device
+        batch = collate([self._samples[i] for i in self._batch_indices(self.step)], device)
         for group in self._optimizer.param_groups:
             group["lr"] = self._learning_rate(self.step)
         self._optimizer.zero_grad(set_to_none=True)
-        loss = torch.zeros(())
+        loss = torch.zeros((), device=device)
         marks: list[float] = []
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(device.type, dtype=torch.bfloat16):
             for i, score in enumerate(scores(self.head, batch, self._target, self._config.num_steps)):
                 loss = loss + STEP_DECAY**i * score.loss
                 marks.append(float(score.is_right.sum() / score.counts.sum()))
@@ -138,7 +139,7 @@ class Trainer:
         for name, parameter in self.head.named_parameters():
             parameter.data.copy_(tensors[f"weight.{name}"])
             if f"exp_avg.{name}" in tensors:
-                moments = {moment: tensors[f"{moment}.{name}"] for moment in _MOMENTS}
+                moments = {moment: tensors[f"{moment}.{name}"].to(parameter.device) for moment in _MOMENTS}
                 self._optimizer.state[parameter] = {"step": torch.tensor(float(self.step)), **moments}
         return True
 
@@ -161,7 +162,7 @@ def evaluate(
     """The loss, and per unrolled step the share of right drafts."""
     right, counted, losses = [0] * num_steps, [0] * num_steps, list[float]()
     for start in range(0, len(samples), _EVALUATED_AT_ONCE):
-        batch = collate(samples[start : start + _EVALUATED_AT_ONCE])
+        batch = collate(samples[start : start + _EVALUATED_AT_ONCE], target.device)
         loss = 0.0
         for i, score in enumerate(scores(head, batch, target, num_steps)):
             right[i] += int(score.is_right.sum())

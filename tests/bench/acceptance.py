@@ -48,8 +48,9 @@ class Measured:
 
 
 class Engines:
-    def __init__(self, model: Model, reference: str, speculation: dict[str, Any] | None) -> None:
+    def __init__(self, model: Model, device: str, reference: str, speculation: dict[str, Any] | None) -> None:
         self._model = model
+        self._device = device
         self._reference = reference
         self._speculation = speculation
 
@@ -58,10 +59,11 @@ class Engines:
         config = {
             "model": self._reference,
             "served_name": "m",
-            "device": "cpu",
+            "device": self._device,
+            "dtype": "float32",
             "engine": engine | {"speculation": self._speculation},
         }
-        return join_engine(WorkerConfig.model_validate(config), self._model, Placement(), "1")
+        return join_engine(WorkerConfig.model_validate(config), self._model, _placement(self._device), "1")
 
     def alone(self, requests: list[Request]) -> Measured:
         built = self.make()
@@ -102,6 +104,10 @@ class Engines:
         return Measured(tokens, time.perf_counter() - start, built.drafts.verified, built.drafts.accepted)
 
 
+def _placement(device: str) -> Placement:
+    return Placement(device=torch.device(device))
+
+
 def main(
     head: Annotated[str, typer.Option(help="folder, or baton:NAME")],
     prompts: Annotated[list[Path], typer.Option(exists=True)],
@@ -114,6 +120,7 @@ def main(
     hold_every: int = 20,
     limit: Annotated[int | None, typer.Option(min=1, help="use so many prompts")] = None,
     threads: int = 2,
+    device: str = "cpu",
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     torch.set_num_threads(threads)
@@ -129,10 +136,10 @@ def main(
         )
         for i, tokens in enumerate(texts)
     ]
-    loaded = build_model(open_checkpoint(path), Placement(), block_size=16, max_context=MAX_CONTEXT)
+    loaded = build_model(open_checkpoint(path), _placement(device), block_size=16, max_context=MAX_CONTEXT)
     speculation = {"drafter": kind, "model": head, "max_draft_tokens": max_drafts, "length": "fixed"}
-    plain = Engines(loaded, model, None).alone(requests)
-    engines = Engines(loaded, model, speculation)
+    plain = Engines(loaded, device, model, None).alone(requests)
+    engines = Engines(loaded, device, model, speculation)
     measured = {"alone": engines.alone(requests), "handed over": engines.handed_over(requests)}
     for name, one in measured.items():
         if one.tokens != plain.tokens:

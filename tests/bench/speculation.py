@@ -1,5 +1,5 @@
 """Tokens a second with speculation beside without: prompt lookup on a text that repeats itself, and a drafter whose
-guesses are right by the toss of a coin, at any model shape.
+guesses are right by the toss of a coin, at any model shape; and a trained head on prompts that it never saw.
 
 No HTTP, no Ray: two engines on one model take turns within every repeat; medians of the repeats. The coin accepts a
 draft whatever the target says, so that the figure is of the machinery and the model's shape alone: every draft is
@@ -7,6 +7,7 @@ computed and verified, and the text is nonsense.
 
     python tests/bench/speculation.py                                              # SmolLM2 on a CPU
     python tests/bench/speculation.py --model tests/bench/models/llama-3.1-8b --dummy --batches 1,4,16,64,256
+    python tests/bench/speculation.py --head baton:smollm2-135m-instruct-eagle3 --prompts questions.jsonl
 """
 
 from __future__ import annotations
@@ -26,18 +27,23 @@ from rich.table import Table
 
 from baton.actors.build import BuiltEngine, build_engine
 from baton.actors.config import WorkerConfig
+from baton.actors.drafter_training.prompts import split_prompts
 from baton.actors.engine.config import EngineConfig
 from baton.actors.engine.drafters.config import SpeculationConfig
 from baton.actors.engine.engine import Engine
+from baton.actors.engine.model_reference import resolve_model
 from baton.actors.engine.request import Request, SamplingParams
 from baton.actors.engine.runner_speculative import SpeculativeRunner
 from baton.actors.engine.sequence import Sequence
 from baton.actors.engine.speculation import DraftSpeculation
 from baton.actors.step_meter import StepMeter
 from baton.kernels.verify_chain import REJECTED, Verified
+from baton.router.tokenizer import Tokenizer
 
 SENTENCE = (504, 2644, 3343, 335, 260, 6906, 30, 378, 2767, 3343, 335, 260, 6906, 30)
 PROMPT_LEN = 84
+MAX_PROMPT_LEN = 256  # of those from files
+HOLD_EVERY = 20
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,7 @@ class Coin:
 @dataclass
 class Contender:
     built: BuiltEngine
+    prompts: Tokens[Tokens[int]] = ()  # in place of the text that repeats itself
     meter: StepMeter = field(default_factory=StepMeter)
     num_runs: int = 0
     num_rows: int = 0  # that decoded
@@ -94,8 +101,8 @@ class Contender:
         self.num_runs += 1
         for i in range(batch):
             sampling = SamplingParams(max_tokens=num_tokens + 8, seed=i, temperature=0.0, ignore_eos=True)
-            prompt = _prompt(i, ids)
-            self.engine.submit(Request(id=f"{self.num_runs}.{i}", tokens=prompt, sampling=sampling))
+            prompt = self.prompts[i % len(self.prompts)] if self.prompts else _prompt(i, ids)
+            self.engine.submit(Request(id=f"{self.num_runs}.{i}", tokens=tuple(prompt), sampling=sampling))
         while self.engine.num_waiting or any(row.num_tokens > 17 for row in self._rows()):
             self._step()
         num = 0
@@ -140,15 +147,17 @@ def main(
     length: Annotated[str, typer.Option(help="cost or fixed")] = "cost",
     num_tokens: Annotated[int, typer.Option(help="a sequence")] = 48,
     repeats: Annotated[int, typer.Option(min=1)] = 3,
+    head: Annotated[str | None, typer.Option(help="folder or baton:NAME of an EAGLE-3 head")] = None,
+    prompts: Annotated[list[Path] | None, typer.Option(help="for the head; what training kept out is used")] = None,
     threads: Annotated[int | None, typer.Option(help="of the CPU")] = None,
     output: Annotated[Path | None, typer.Option("--json", help="write the results here too")] = None,
 ) -> None:
     sizes = [int(size) for size in batches.split(",")]
     results: list[Result] = []
 
-    def build(speculation: SpeculationConfig | None) -> Contender:
+    def build(speculation: SpeculationConfig | None, prompts: Tokens[Tokens[int]] = ()) -> Contender:
         most = max(sizes)
-        max_context = PROMPT_LEN + num_tokens + 64
+        max_context = max(map(len, prompts), default=PROMPT_LEN) + num_tokens + 64
         settings = EngineConfig(
             max_num_seqs=most,
             num_blocks=most * (max_context // 16 + 2),
@@ -157,25 +166,36 @@ def main(
             speculation=speculation,
         )
         load: Literal["auto", "dummy"] = "dummy" if dummy else "auto"
-        return Contender(build_engine(WorkerConfig(
-            model=model, served_name="bench", load_format=load, num_threads=threads, engine=settings
-        )))  # fmt: skip
+        worker = WorkerConfig(model=model, served_name="bench", load_format=load, num_threads=threads, engine=settings)
+        return Contender(build_engine(worker), prompts)
 
-    config = {"max_draft_tokens": max_draft_tokens, "length": length}
-    plain = build(None)
-    drafters = {"ngram, repetitive text": None} | {
-        f"coin {rate}": float(rate) for rate in acceptance.split(",") if rate
-    }
-    if dummy:
-        del drafters["ngram, repetitive text"]
-    for name, rate in drafters.items():
-        speculative = build(SpeculationConfig.model_validate({"drafter": "ngram", **config}))
-        if rate is not None:
-            toss(speculative.engine, Coin(rate))
+    def compare(name: str, plain: Contender, speculative: Contender) -> None:
         for batch in sizes:
             results.append(measure(name, batch, plain, speculative, num_tokens, repeats))
             print(asdict(results[-1]), flush=True)
+
+    config = {"max_draft_tokens": max_draft_tokens, "length": length}
+    plain = build(None)
+    if not dummy:
+        lookup = SpeculationConfig.model_validate({"drafter": "ngram", **config})
+        compare("ngram, repetitive text", plain, build(lookup))
+    for rate in acceptance.split(",") if acceptance else ():
+        speculative = build(SpeculationConfig.model_validate({"drafter": "ngram", **config}))
+        toss(speculative.engine, Coin(float(rate)))
+        compare(f"coin {rate}", plain, speculative)
+    if head is not None:
+        texts = held_out(model, prompts or [])
+        eagle = SpeculationConfig.model_validate({"drafter": "eagle", "model": head, **config})
+        compare("trained head", build(None, texts), build(eagle, texts))
     report(results, output)
+
+
+def held_out(model: str, files: list[Path]) -> list[Tokens[int]]:
+    """The prompts that `baton train-drafter` keeps from training."""
+    tokenizer = Tokenizer.load(resolve_model(model))
+    texts = [tokenizer.encode_chat_now(messages) for messages in split_prompts(files, HOLD_EVERY).held_out]
+    tokenizer.close()
+    return [tokens for tokens in texts if len(tokens) <= MAX_PROMPT_LEN]
 
 
 def toss(engine: Engine, coin: Coin) -> None:

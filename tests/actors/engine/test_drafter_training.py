@@ -68,7 +68,7 @@ def test_a_trained_head_says_in_the_engine_what_it_said_in_training(kind: str, t
     steps.run([Row(0, 0, length, tokens[:length], BLOCKS[0], True)], [length], [tokens[1 : length + 1]], 3)
 
     with torch.no_grad():
-        unrolled = list(unroll(head, collate([sample]), tiny.target, 3))
+        unrolled = list(unroll(head, collate([sample], tiny.target.device), tiny.target, 3))
         expected = [head.logits(h[0, length - 1]) for h in unrolled]
     for logits, wanted in zip(steps.logits, expected, strict=True):
         # Training reads features in half precision.

@@ -10,13 +10,12 @@ from functools import cache
 from typing import Any
 
 import pytest
-from model_cases import smollm2_path
-from test_speculation_smollm2 import QUESTION, RIDDLE, SCHEMA, SENTENCE
+from smollm2_prompts import QUESTION, RIDDLE, SENTENCE
+from test_speculation_smollm2 import SCHEMA
 
 from baton.actors.build import BuiltEngine, build_engine
 from baton.actors.config import WorkerConfig
 from baton.actors.engine.request import Request, SamplingParams
-from baton.router.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.gpu
 
@@ -33,19 +32,15 @@ def build(device: str, speculation: dict[str, Any] | None, **engine: Any) -> Bui
 
 @cache
 def requests() -> list[Request]:
-    tokenizer = Tokenizer.load(smollm2_path())
-    riddle, question = (
-        tuple(tokenizer.encode_chat_now([{"role": "user", "content": text}])) for text in (RIDDLE, QUESTION)
-    )
     format = {"type": "json_schema", "json_schema": SCHEMA, "max_whitespace_cnt": 4}
     grammar = json.dumps({"type": "structural_tag", "format": format})
     asked: list[tuple[str, tuple[int, ...], str, dict[str, Any]]] = [
         ("repetitive", SENTENCE * 20, "", {}),
-        ("greedy", riddle, "", {"logprobs": 2}),
-        ("seeded", riddle, "", {"temperature": 0.8, "top_k": 50, "top_p": 0.95, "logprobs": 0}),
-        ("penalised", riddle, "", {"repetition_penalty": 1.2, "frequency_penalty": 0.2}),
-        ("json", question, grammar, {}),
-        ("json, seeded", question, grammar, {"temperature": 0.9}),
+        ("greedy", RIDDLE, "", {"logprobs": 2}),
+        ("seeded", RIDDLE, "", {"temperature": 0.8, "top_k": 50, "top_p": 0.95, "logprobs": 0}),
+        ("penalised", RIDDLE, "", {"repetition_penalty": 1.2, "frequency_penalty": 0.2}),
+        ("json", QUESTION, grammar, {}),
+        ("json, seeded", QUESTION, grammar, {"temperature": 0.9}),
     ]
     return [
         Request(

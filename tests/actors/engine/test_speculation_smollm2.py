@@ -7,6 +7,7 @@ from typing import Literal
 
 import pytest
 from model_cases import reference_greedy, smollm2, smollm2_path, smollm2_reference
+from smollm2_prompts import QUESTION, RIDDLE, SENTENCE
 
 from baton.actors.build import join_engine
 from baton.actors.config import WorkerConfig
@@ -14,12 +15,8 @@ from baton.actors.engine.config import EngineConfig
 from baton.actors.engine.drafters.config import SpeculationConfig
 from baton.actors.engine.request import Request, SamplingParams
 from baton.actors.engine.weights import Placement
-from baton.router.tokenizer import Tokenizer
 
-# "The cat sat on the mat. The dog sat on the mat." over and over, as token ids.
-SENTENCE = (504, 2644, 3343, 335, 260, 6906, 30, 378, 2767, 3343, 335, 260, 6906, 30)
 NUM_TOKENS = 40
-RIDDLE = "A farmer has 3 fields with 24 apple trees each. Each tree gives 15 apples. How many apples are there?"
 
 
 def check(speculation: SpeculationConfig, prompt: tuple[int, ...], *, least_kept: float) -> None:
@@ -45,9 +42,8 @@ def test_prompt_lookup_changes_no_token_and_saves_steps(drafter: Literal["ngram"
 
 def test_the_head_that_comes_with_baton_changes_no_token_and_saves_steps() -> None:
     head = "baton:smollm2-135m-instruct-eagle3"
-    prompt = Tokenizer.load(smollm2_path()).encode_chat_now([{"role": "user", "content": RIDDLE}])
     speculation = SpeculationConfig(drafter="eagle", model=head, max_draft_tokens=3, length="fixed")
-    check(speculation, tuple(prompt), least_kept=0.15)
+    check(speculation, RIDDLE, least_kept=0.15)
 
 
 SCHEMA = {
@@ -60,16 +56,11 @@ SCHEMA = {
     "required": ["capital_of_the_country", "number_of_inhabitants", "continent"],
     "additionalProperties": False,
 }
-QUESTION = (
-    "What is the capital of France? Answer as JSON, for example "
-    '{"capital_of_the_country": "Rome", "number_of_inhabitants": 2800000, "continent": "Europe"}'
-)
 
 
 def test_what_a_grammar_forces_is_not_waited_for_and_changes_no_token() -> None:
     format = {"type": "json_schema", "json_schema": SCHEMA, "max_whitespace_cnt": 4}
     grammar = json.dumps({"type": "structural_tag", "format": format})
-    prompt = Tokenizer.load(smollm2_path()).encode_chat_now([{"role": "user", "content": QUESTION}])
     sampling = SamplingParams(max_tokens=100, seed=5, temperature=0.8)
     outputs: list[list[int]] = []
     steps: list[int] = []
@@ -79,7 +70,7 @@ def test_what_a_grammar_forces_is_not_waited_for_and_changes_no_token() -> None:
         )
         config = WorkerConfig(model=str(smollm2_path()), served_name="smollm2", engine=settings)
         engine = join_engine(config, smollm2(), Placement(), "1").engine
-        engine.submit(Request(id="a", tokens=prompt, sampling=sampling, grammar=grammar))
+        engine.submit(Request(id="a", tokens=QUESTION, sampling=sampling, grammar=grammar))
         outputs.append([])
         steps.append(0)
         while engine.has_work:
