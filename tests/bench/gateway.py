@@ -65,7 +65,10 @@ async def bench(model: Path, *, streams_only: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Clients that ask again as soon as they are answered; their first requests come within `begin_s`."""
+    """Clients that ask again within `think_s` of an answer's end; their first requests come within `begin_s`.
+
+    Without a pause, requests would all come while the gateway deals with the frame that ended the stream before.
+    """
 
     name: str
     num_clients: int
@@ -73,12 +76,15 @@ class Load:
     num_tokens: int = 2
     pace: Pace = field(default_factory=Pace)
     begin_s: float = 0.0
+    think_s: float = 0.0
 
 
 LOADS = (
     Load("one client", 1, 300),
-    Load("steady streams of 64 tokens", 32, 640, num_tokens=64, pace=Pace(0.25, step_s=0.025), begin_s=2.0),
-    Load("steady, 2 tokens each", 32, 1200, pace=Pace(0.25), begin_s=0.25),
+    Load(
+        "steady streams of 64 tokens", 32, 640, num_tokens=64, pace=Pace(0.25, step_s=0.025), begin_s=2.0, think_s=0.05
+    ),
+    Load("steady, 2 tokens each", 32, 1200, pace=Pace(0.25), begin_s=0.25, think_s=0.05),
     Load("as fast as it goes", 32, 1500),
 )
 
@@ -191,6 +197,7 @@ async def measure_overhead(gateway: Running, worker: WorkerProcess, load: Load) 
         await asyncio.sleep(random.uniform(0.0, load.begin_s))
         async with connection(gateway) as (reader, writer):
             for seed in todo:
+                await asyncio.sleep(random.uniform(0.0, load.think_s))
                 timings[seed] = await stream_chat(reader, writer, seed=seed, max_tokens=load.num_tokens)
 
     await asyncio.gather(*(one_client() for _ in range(load.num_clients)))

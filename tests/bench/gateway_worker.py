@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import multiprocessing
 import random
 import time
@@ -56,14 +57,19 @@ class TimedWorker(FakeWorker):
         self.num_steps_allowed = 0
 
     def _admitted(self, submit: Submit) -> FakeRunning:
-        now = self.times.received[submit.request.sampling.seed] = time.monotonic()
-        wait_s = self._pace.first_token_s * random.uniform(0.5, 1.5)
+        self.times.received[submit.request.sampling.seed] = time.monotonic()
         running = super()._admitted(submit)
-        running.ready_at = now + wait_s
-        asyncio.get_running_loop().call_later(wait_s + 1e-4, self.wake)
+        running.ready_at = math.inf
+        wait_s = self._pace.first_token_s * random.uniform(0.5, 1.5)
+        asyncio.get_running_loop().call_later(wait_s, self._make_ready, running)
         if self._is_held and self.num_running + 1 >= self._pace.num_sequences:
             self._is_held, self.num_steps_allowed = False, None
         return running
+
+    def _make_ready(self, running: FakeRunning) -> None:
+        """A timer may fire before its time: what it says counts, not the clock."""
+        running.ready_at = 0.0
+        self.wake()
 
     def _advance(self, running: FakeRunning) -> Output:
         self.times.answered.setdefault(running.submit.request.sampling.seed, time.monotonic())
