@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from baton.actors.interpreter import prepare_to_serve
+from baton.actors.collector import spare_startup
 from baton.actors.logs import set_up_logs
 from baton.actors.messages import WorkerInfo
 from baton.actors.spans import make_spans
@@ -85,7 +85,7 @@ class GatewayActor:
         self._gateway = gateway
         loop = asyncio.get_running_loop()
         self.sigterm.listener = lambda: loop.call_soon_threadsafe(self._begin_to_leave)
-        prepare_to_serve()
+        spare_startup()
         return address
 
     def _begin_to_leave(self) -> None:

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
+from baton.actors.collector import spare_startup
 from baton.actors.engine.updates import BlockCounts
-from baton.actors.interpreter import prepare_to_serve
 from baton.actors.logs import set_up_logs
 from baton.actors.messages import Role, WorkerInfo
 from baton.actors.spans import make_spans
@@ -82,7 +82,7 @@ class WorkerActor:
         info = await worker.start()
         worker.failed.add_done_callback(self._end_process)
         self._worker = worker
-        prepare_to_serve()
+        spare_startup()
         logger.info("serves as %s at %s", info.role, info.peer.address)
         return info
 

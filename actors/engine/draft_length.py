@@ -143,6 +143,7 @@ class CostLengths:
         self._num_probes = 0
         self._probe_steps = PROBE_STEPS
         self._num_decodes = 1  # in the step that drafts were last considered for
+        self._num_plain = 0  # sequences in the last steps without drafts that were taken to see their time
 
     @property
     def is_on(self) -> bool:
@@ -152,7 +153,7 @@ class CostLengths:
         if not self._num_skipped:
             return True
         self._num_skipped -= 1
-        if not self._num_decodes / 2 < num_decodes < 2 * self._num_decodes:  # what did not pay then may pay now
+        if not _are_near(self._num_decodes, num_decodes):  # what did not pay then may pay now
             self._num_skipped = 0
             self._probe_steps = PROBE_STEPS
         return False
@@ -162,7 +163,9 @@ class CostLengths:
             self._num_skipped = self._quiet_steps
             return {}
         self._num_decodes = len(decodes)
-        if self._num_on >= ON_STEPS:
+        is_plain_known = self._cost is None or _are_near(self._num_plain, len(decodes))
+        if self._num_on >= ON_STEPS or not is_plain_known:
+            self._num_plain = len(decodes)
             self._num_on = 0
             self._num_skipped = PLAIN_STEPS - 1
             return {}
@@ -204,3 +207,8 @@ class CostLengths:
         lengths = np.bincount(best[:num] // reach.shape[1], minlength=len(drafts)).tolist()
         chosen = zip(drafts.items(), lengths, strict=True)
         return {sequence: tokens[:length] for (sequence, tokens), length in chosen if length}
+
+
+def _are_near(a: int, b: int) -> bool:
+    """As numbers of sequences in a step, whose time they decide."""
+    return a / 2 < b < 2 * a

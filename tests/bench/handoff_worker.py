@@ -18,12 +18,12 @@ from typing import TextIO
 import msgspec
 import numpy as np
 
+from baton.actors.collector import spare_startup
 from baton.actors.config import WorkerConfig
 from baton.actors.engine.engine import Engine
 from baton.actors.engine.scheduler import Plan
 from baton.actors.engine.updates import Update
 from baton.actors.generation import Moved
-from baton.actors.interpreter import prepare_to_serve
 from baton.actors.messages import WorkerInfo
 from baton.actors.step_loop import StepReport
 from baton.actors.worker import Worker
@@ -163,7 +163,7 @@ async def serve(worker_id: str, config: WorkerConfig, answers: TextIO) -> None:
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdin), sys.stdin)
     info = await worker.start()
-    prepare_to_serve()
+    spare_startup()
     print(encode(info).decode(), file=answers, flush=True)
     answering = asyncio.create_task(answer(worker, stdin, answers))
     await asyncio.wait([answering, worker.failed], return_when=asyncio.FIRST_COMPLETED)

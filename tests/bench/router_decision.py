@@ -22,9 +22,9 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from baton.actors.collector import spare_startup
 from baton.actors.engine.block_hash import block_hashes, root_hash
 from baton.actors.engine.request import Request, SamplingParams
-from baton.actors.interpreter import prepare_to_serve
 from baton.actors.messages import KVEvents, Load, PeerAddress, Role, WorkerInfo
 from baton.router.config import RouterConfig
 from baton.router.policies import make_policy
@@ -48,7 +48,7 @@ def main() -> None:
     fleet = Fleet(options.workers)
     before = memory()
     fill_s = fleet.fill(options.blocks)
-    prepare_to_serve()  # as the gateway's process does
+    spare_startup()  # as the gateway's process does
     used = memory() - before
     console.print(
         f"{fleet.num_blocks:,} blocks on {options.workers} workers: {used / 2**20:,.0f} MiB, "

@@ -17,8 +17,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
+from baton.actors.collector import spare_startup
 from baton.actors.config import WorkerConfig
-from baton.actors.interpreter import prepare_to_serve
 from baton.actors.messages import Cancel, Frame, Role, Submit, ToWorker
 from baton.actors.worker import Worker
 from baton.transfer.mover import Arrival, Completion, Incarnation
@@ -147,7 +147,7 @@ async def _run(sock: socket.socket, spec: control.WorkerSpec) -> None:
     terminated = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminated.set)
     info = await worker.start()
-    prepare_to_serve()
+    spare_startup()
     say(control.Started(info))
     obeying = asyncio.create_task(_obey(worker, reader, say))
     ends = [obeying, asyncio.create_task(terminated.wait()), worker.failed]

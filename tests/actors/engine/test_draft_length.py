@@ -42,9 +42,10 @@ def sequences(num: int) -> list[Sequence]:
     return [Sequence(request, Rank(0, i), stops) for i in range(num)]
 
 
-def taught(rate: float, cost: Cost | None) -> CostLengths:
-    """Lengths that have seen each draft accepted with this chance."""
+def taught(rate: float, cost: Cost | None, num: int = 0) -> CostLengths:
+    """Lengths that have seen each draft accepted with this chance, and plain steps of `num` sequences."""
     lengths = CostLengths(K, quiet_steps=0)
+    lengths._num_plain = num
     lengths.acceptance.rates[:] = [rate] * K
     lengths.note_cost(cost)
     return lengths
@@ -86,7 +87,7 @@ def test_the_length_is_the_best_of_all(rate: float, draft_ms: float, num: int) -
 
 def test_who_is_right_more_often_drafts_more() -> None:
     good, bad = seqs = sequences(2)
-    lengths = taught(0.6, Cost(draft_ms=3.0))
+    lengths = taught(0.6, Cost(draft_ms=3.0), 2)
     for _ in range(20):
         lengths.learn(good, 4, 4)
         lengths.learn(bad, 4, 0)
@@ -97,7 +98,7 @@ def test_who_is_right_more_often_drafts_more() -> None:
 
 def test_what_does_not_pay_is_off_but_for_a_probe_of_one_sequence_ever_more_rarely() -> None:
     seqs = sequences(8)
-    lengths = taught(0.1, Cost(draft_ms=5.0))
+    lengths = taught(0.1, Cost(draft_ms=5.0), 8)
     num_drafts = [cut(lengths, seqs) for _ in range(3000)]
     probes = [i for i, chosen in enumerate(num_drafts) if any(chosen)]
     pauses = [later - earlier - 1 for earlier, later in itertools.pairwise(probes)]
@@ -107,10 +108,11 @@ def test_what_does_not_pay_is_off_but_for_a_probe_of_one_sequence_ever_more_rare
 
 
 def test_a_batch_of_another_size_is_probed_at_once() -> None:
-    lengths = taught(0.5, Cost(constant_ms=8.0, draft_ms=1.0))
+    lengths = taught(0.5, Cost(constant_ms=8.0, draft_ms=1.0), 64)
     assert sum(cut(lengths, sequences(64))) == 4  # a probe: as many as these pay for none of it
     assert not any(cut(lengths, sequences(40)))
-    assert not any(cut(lengths, sequences(2)))
+    for _ in range(1 + PLAIN_STEPS):  # what such steps take without drafts is seen first
+        assert not any(cut(lengths, sequences(2)))
     assert cut(lengths, sequences(2)) == [1, 1]
 
 
@@ -121,13 +123,13 @@ def test_what_a_captured_size_has_room_for_costs_nothing() -> None:
         def steps_ms(self, num_decodes: int, context: int, num_drafts: NDArray[np.int64]) -> NDArray[np.float64]:
             return 10.0 + 6.0 * -(-num_drafts // 4)
 
-    assert cut(taught(0.8, Stairs()), sequences(1)) == [4]
-    assert cut(taught(0.2, Stairs()), sequences(2)) in ([4, 0], [0, 4])  # as a probe
+    assert cut(taught(0.8, Stairs(), 1), sequences(1)) == [4]
+    assert cut(taught(0.2, Stairs(), 2), sequences(2)) in ([4, 0], [0, 4])  # as a probe
 
 
 def test_a_probe_that_fares_well_brings_drafts_back() -> None:
     seqs = sequences(2)
-    lengths = taught(0.05, Cost(draft_ms=2.0))
+    lengths = taught(0.05, Cost(draft_ms=2.0), 2)
     cut(lengths, seqs)
     assert not lengths.is_on
     for _ in range(PROBE_STEPS):
@@ -138,12 +140,12 @@ def test_a_probe_that_fares_well_brings_drafts_back() -> None:
 
 
 def test_while_drafts_pay_a_step_without_any_comes_now_and_then() -> None:
-    """Else nobody would know any more what a plain step costs."""
+    """Else nobody would know what a plain step costs, at first or any more."""
     seqs = sequences(1)
     lengths = taught(0.9, Cost())
     chosen = [cut(lengths, seqs)[0] for _ in range(2 * (ON_STEPS + PLAIN_STEPS))]
     assert [i for i, num in enumerate(chosen) if num == 0] == [
-        turn * (ON_STEPS + PLAIN_STEPS) + ON_STEPS + i for turn in range(2) for i in range(PLAIN_STEPS)
+        turn * (ON_STEPS + PLAIN_STEPS) + i for turn in range(2) for i in range(PLAIN_STEPS)
     ]
 
 
