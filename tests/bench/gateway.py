@@ -32,7 +32,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from baton.actors.interpreter import prepare_to_serve
+from baton.actors.collector import spare_startup
 from baton.actors.messages import WorkerInfo
 from baton.router.config import RouterConfig
 from baton.router.gateway import Gateway
@@ -166,7 +166,7 @@ def serve(model: str, info: bytes, config: RouterConfig, parent: Connection, pro
         while gateway.membership.why_unusable():
             await asyncio.sleep(0.05)
         parent.send(url)
-        prepare_to_serve()  # as the gateway's actor does
+        spare_startup()  # as the gateway's actor does
         profile = cProfile.Profile()
         if profiled:
             profile.enable()
