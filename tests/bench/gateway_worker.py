@@ -44,8 +44,8 @@ class Times:
 class TimedWorker(FakeWorker):
     """Caches nothing."""
 
-    def __init__(self) -> None:
-        super().__init__(counting, eos=-1)
+    def __init__(self, max_context: int) -> None:
+        super().__init__(counting, eos=-1, max_context=max_context)
         self.times = Times()
         self._pace = Pace()
         self._is_held = False
@@ -103,10 +103,10 @@ class WorkerProcess:
 
 
 @asynccontextmanager
-async def worker_process() -> AsyncGenerator[WorkerProcess, None]:
+async def worker_process(max_context: int = 8192) -> AsyncGenerator[WorkerProcess, None]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs,))
+    process = context.Process(target=_serve, args=(theirs, max_context))
     process.start()
     theirs.close()  # so that a worker that dies is noticed
     try:
@@ -116,9 +116,9 @@ async def worker_process() -> AsyncGenerator[WorkerProcess, None]:
         process.kill()
 
 
-def _serve(parent: Connection) -> None:
+def _serve(parent: Connection, max_context: int) -> None:
     async def run() -> None:
-        worker = TimedWorker()
+        worker = TimedWorker(max_context)
         parent.send(msgspec.msgpack.encode(await worker.start()))
         while True:
             pace = await asyncio.to_thread(parent.recv)
