@@ -27,6 +27,7 @@ def rejection_ids_triton(
     if num_ids:
         q = target if draft is None else draft
         assert target.stride(1) == q.stride(1) == 1
+        assert drafts.is_contiguous() and seeds.is_contiguous() and positions.is_contiguous()
         _reject[(num_ids,)](
             target, q, drafts, seeds, positions, ids, target.stride(0), q.stride(0), vocab,
             IS_CERTAIN=draft is None, SPAN=_SPAN,

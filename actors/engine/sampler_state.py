@@ -59,8 +59,9 @@ class SlotStates:
         self._eos_ids = tuple(eos_ids)
         self._vocab_size = vocab_size
         self._slots = [_EMPTY] * num_slots
-        self._floats = torch.zeros(num_slots, len(_FLOATS), device=device)
-        self._integers = torch.zeros(num_slots, 2, dtype=torch.int64, device=device)  # seed, top_k
+        # A parameter's values lie one after another, as kernels read them.
+        self._floats = torch.zeros(len(_FLOATS), num_slots, device=device)
+        self._integers = torch.zeros(2, num_slots, dtype=torch.int64, device=device)  # seed, top_k
         # Allocated when the first sequence with a penalty comes.
         self._counts: torch.Tensor | None = None  # [num_slots, vocab] int32, of output tokens
         self._prompt_mask: torch.Tensor | None = None  # [num_slots, vocab] bool
@@ -79,10 +80,10 @@ class SlotStates:
             return
         slots = self._tensor([admission.slot for admission in admissions])
         params = [admission.request.sampling for admission in admissions]
-        floats = torch.tensor([[getattr(p, name) for name in _FLOATS] for p in params])
-        integers = torch.tensor([[_signed64(p.seed), p.top_k] for p in params])
-        self._floats.index_copy_(0, slots, self._to_device(floats))
-        self._integers.index_copy_(0, slots, self._to_device(integers))
+        floats = torch.tensor([[getattr(p, name) for p in params] for name in _FLOATS])
+        integers = torch.tensor([[_signed64(p.seed) for p in params], [p.top_k for p in params]])
+        self._floats.index_copy_(1, slots, self._to_device(floats))
+        self._integers.index_copy_(1, slots, self._to_device(integers))
         for admission in admissions:
             self._slots[admission.slot] = slot = _host_state(admission, self._eos_ids)
             self._grammars.admit(admission)
@@ -103,7 +104,7 @@ class SlotStates:
         allowed = None if mask is None else self._to_device(mask)
         if not features:
             return SamplingTensors(bias=bias, allowed=allowed)
-        columns = self._floats.index_select(0, slots).unbind(1)
+        columns = self._floats.index_select(1, slots).unbind(0)
         penalties = self._penalties(features, columns, slots) if features & _Feature.PENALTY else None
         draws = self._draws(features, columns, slots, positions)
         return replace(draws, penalties=penalties, bias=bias, allowed=allowed)
@@ -131,7 +132,7 @@ class SlotStates:
         features = 0
         for row in rows:
             features |= self._slots[row.slot].features
-        return self._draws(features, self._floats.index_select(0, slots).unbind(1), slots, positions)
+        return self._draws(features, self._floats.index_select(1, slots).unbind(0), slots, positions)
 
     def _load_history(self, admission: Admission) -> None:
         if self._counts is None or self._prompt_mask is None:
@@ -150,7 +151,7 @@ class SlotStates:
         if not features & _Feature.RANDOM:
             return SamplingTensors()  # then no filter is asked for either
         temperature, top_p, min_p, *_ = columns
-        seeds, top_k = self._integers.index_select(0, slots).unbind(1)
+        seeds, top_k = self._integers.index_select(1, slots).unbind(0)
         return SamplingTensors(
             temperature=temperature,
             seeds=seeds,

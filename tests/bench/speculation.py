@@ -37,6 +37,7 @@ from baton.actors.engine.runner_speculative import SpeculativeRunner
 from baton.actors.engine.sequence import Sequence
 from baton.actors.engine.speculation import DraftSpeculation
 from baton.actors.step_meter import StepMeter
+from baton.cluster.bench.plot import pyplot
 from baton.kernels.verify_chain import REJECTED, Verified
 from baton.router.tokenizer import Tokenizer
 
@@ -151,6 +152,7 @@ def main(
     prompts: Annotated[list[Path] | None, typer.Option(help="for the head; what training kept out is used")] = None,
     threads: Annotated[int | None, typer.Option(help="of the CPU")] = None,
     output: Annotated[Path | None, typer.Option("--json", help="write the results here too")] = None,
+    plot: Annotated[Path | None, typer.Option(help="draw the ratios to this file")] = None,
 ) -> None:
     sizes = [int(size) for size in batches.split(",")]
     results: list[Result] = []
@@ -188,6 +190,8 @@ def main(
         eagle = SpeculationConfig.model_validate({"drafter": "eagle", "model": head, **config})
         compare("trained head", build(None, texts), build(eagle, texts))
     report(results, output)
+    if plot is not None:
+        draw(results, plot)
 
 
 def held_out(model: str, files: list[Path]) -> list[Tokens[int]]:
@@ -250,6 +254,17 @@ def report(results: list[Result], output: Path | None) -> None:
     Console(width=120).print(table)
     if output is not None:
         output.write_text(json.dumps([asdict(r) | {"ratio": r.ratio} for r in results], indent=2))
+
+
+def draw(results: list[Result], path: Path) -> None:
+    figure, axes = pyplot().subplots(figsize=(7, 3.6), layout="constrained")
+    for name in dict.fromkeys(result.drafter for result in results):
+        points = [(result.batch, result.ratio) for result in results if result.drafter == name]
+        axes.plot(*zip(*points, strict=True), marker="o", label=name)
+    axes.axhline(1.0, color="grey", linewidth=0.8)
+    axes.set(xlabel="sequences that decode", ylabel="tokens/s, with drafts over without", xscale="log", ylim=(0, None))
+    axes.legend()
+    figure.savefig(path)
 
 
 if __name__ == "__main__":

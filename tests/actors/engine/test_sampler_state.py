@@ -8,7 +8,8 @@ import torch
 from baton.actors.engine.batch import Admission, Row
 from baton.actors.engine.request import Request, SamplingParams
 from baton.actors.engine.sampler_state import SlotStates
-from baton.kernels.sampling import SamplingTensors
+from baton.kernels.sampling import SamplingTensors, sample_reference
+from baton.kernels.sampling_triton import sample_triton
 
 VOCAB = 12
 EOS = 2
@@ -88,3 +89,14 @@ def test_stop_ids_are_banned_until_min_tokens(ignore_eos: bool, banned: set[int]
     values = dict(zip(early.ids.tolist(), early.values.tolist(), strict=True))
     assert values == {4: 1.5} | {token: float("-inf") for token in banned}
     assert late.ids.tolist() == [4]
+
+
+def test_triton_samples_from_what_slots_hand_it_as_the_reference_does():
+    """Each row with parameters of its own: none may be read from another's place."""
+    asked = ({"temperature": 0.8, "top_k": 5}, {}, {"temperature": 1.5, "top_p": 0.6, "min_p": 0.1, "seed": 9}, {
+        "repetition_penalty": 1.7, "frequency_penalty": 0.4, "presence_penalty": 0.3})  # fmt: skip
+    made = states(*(admission(slot, tokens=(5, 6, 7), num_output=1, **one) for slot, one in enumerate(asked)))
+    logits = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(0)) * 2
+    for position in range(3, 40):
+        params = tensors(made, (3, position), (0, position), (2, position), (1, position))
+        assert torch.equal(sample_triton(logits, params).ids, sample_reference(logits, params).ids)
