@@ -81,7 +81,8 @@ class Admission:
         if self.num_requests and self.num_tokens + num_tokens > limits.max_tokens:
             raise self._refusal(f"{self.num_tokens} prompt tokens are waiting, the limit is {limits.max_tokens}")
         bound_s = limits.max_wait_s if deadline_s is None else min(limits.max_wait_s, deadline_s)
-        if not self._is_open(num_tokens):  # whoever need not wait may try: estimates grow old
+        is_open = self._is_open(num_tokens)
+        if not is_open:  # whoever need not wait may try: estimates grow old
             if deadline_s is not None:
                 service_s = max(self._service_s, self._pace.seconds(num_tokens))
                 bound_s = max(min(bound_s, deadline_s - service_s), 0.0)
@@ -95,7 +96,7 @@ class Admission:
             self.num_requests += 1
             self.num_tokens += place.num_tokens
             self._queue.push(place)
-        self.pump()
+        self.pump(is_open=is_open)
         return places
 
     def expected_wait_s(self, num_tokens: int, key: str = "", priority: int = 0) -> float:
@@ -107,19 +108,22 @@ class Admission:
             wait_s = max(wait_s, self._turnover.seconds(num_ahead + 1))
         return wait_s * self._caution.factor(self._clock())
 
-    def pump(self) -> None:
-        """Release whose turn it is, if the workers have room. One at a time: the next when that one is charged."""
+    def pump(self, *, is_open: bool = False) -> None:
+        """Release whose turn it is, if the workers have room. One at a time: the next when that one is charged.
+
+        `is_open`: they are known to have room for the first.
+        """
         now = self._clock()
         while self._released is None and (place := self._queue.head()) is not None:
             assert isinstance(place, Place)
-            if not self._has_room(place.num_tokens):
+            if not (is_open or self._has_room(place.num_tokens)):
                 break
             if now > place.latest:
                 self._queue.remove(place)
                 place.settle(self.too_late())
                 continue
             self._queue.take(place)
-            self._released = place
+            self._released = place  # which ends the loop
             place.released_at = now
             self._turnover.num_running += 1
             place.settle(None)
@@ -220,13 +224,14 @@ class Place:
 
     async def wait(self) -> None:
         """Return when it is this sequence's turn. Raises Overloaded or NoWorkers when that will not come."""
-        settled = asyncio.Event()
-        self.listen(settled.set)
-        try:
-            async with asyncio.timeout(max(self.latest - self._admission.now(), 0.0)):
-                await settled.wait()
-        except TimeoutError:
-            raise self._admission.too_late() from None
+        if self.is_waiting:
+            settled = asyncio.Event()
+            self.listen(settled.set)
+            try:
+                async with asyncio.timeout(max(self.latest - self._admission.now(), 0.0)):
+                    await settled.wait()
+            except TimeoutError:
+                raise self._admission.too_late() from None
         if self.refusal is not None:
             raise self.refusal
 

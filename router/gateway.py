@@ -73,6 +73,7 @@ class Gateway:
             make_app(self._service, Health(self.membership)),
             http=BoundedHttp,
             ws="none",
+            proxy_headers=False,  # nobody asks whence a request comes
             lifespan="off",
             log_config=None,
             access_log=False,

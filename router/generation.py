@@ -190,33 +190,25 @@ class Generation:
 
     async def deltas(self) -> AsyncGenerator[list[Delta], None]:
         """Yield what came together, together. Closing the generator cancels every sequence."""
-        slo = self._terms.slo
+        places: Sequence[Place] = ()
         try:
-            async with aclosing(self._admitted()) as batches:
+            places = self._dispatcher.admit([choice.request for choice in self._choices], self._terms)
+            for place in places:
+                place.since = self.planned
+            async with aclosing(self._outputs(places)) as batches:
                 async for batch in batches:
                     yield batch
         except RouterError as error:
             outcome = "refused" if error.code == Overloaded.code else "failed"
             for _ in filter(lambda choice: choice.finish is None, self._choices):
-                self._metrics.judged(slo.name, self._terms.key, outcome, 0)
+                self._metrics.judged(self._terms.slo.name, self._terms.key, outcome, 0)
             raise
-
-    async def _admitted(self) -> AsyncGenerator[list[Delta], None]:
-        places = self._dispatcher.admit([choice.request for choice in self._choices], self._terms)
-        for place in places:
-            place.since = self.planned
-        try:
-            if len(places) == 1:
-                async with aclosing(self._follow(self._choices[0], places[0])) as deltas:
-                    async for delta in deltas:
-                        yield [delta]
-            else:
-                async with aclosing(self._merged(places)) as batches:
-                    async for batch in batches:
-                        yield batch
         finally:
             for place in places:  # of sequences that were never started
                 place.leave()
+
+    def _outputs(self, places: Sequence[Place]) -> AsyncGenerator[list[Delta], None]:
+        return self._follow(self._choices[0], places[0]) if len(places) == 1 else self._merged(places)
 
     def best(self, deltas: Sequence[Delta], num_kept: int, scorer: Scorer) -> list[Delta]:
         """Keep the `num_kept` best of each prompt's choices, best first."""
@@ -270,14 +262,15 @@ class Generation:
 
     async def _pump(self, choice: Choice, place: Place, news: asyncio.Queue[Delta | Exception | None]) -> None:
         try:
-            async with aclosing(self._follow(choice, place)) as deltas:
-                async for delta in deltas:
-                    news.put_nowait(delta)
+            async with aclosing(self._follow(choice, place)) as batches:
+                async for batch in batches:
+                    news.put_nowait(batch[0])
         except Exception as error:  # handed to the reader, who raises it
             news.put_nowait(error)
         news.put_nowait(None)
 
-    async def _follow(self, choice: Choice, place: Place) -> AsyncGenerator[Delta, None]:
+    async def _follow(self, choice: Choice, place: Place) -> AsyncGenerator[list[Delta], None]:
+        """Yield one choice's deltas, each by itself."""
         first_s: float | None = None
         last_s: float | None = None
         source = choice.source.outputs(self._dispatcher, choice.request, place, self._terms)
@@ -292,7 +285,7 @@ class Generation:
                 self._metrics.output(choice.num_tokens - before, None if last_s is None else now - last_s)
                 last_s = now
                 if delta is not None:
-                    yield delta
+                    yield [delta]
                 if choice.finish is not None:
                     break
         self._metrics.finished(choice.finish or "none")

@@ -25,18 +25,28 @@ T = TypeVar("T")
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Run `work`, cancelling it when the client leaves. Raises ClientDisconnect then."""
-    task = asyncio.ensure_future(work)
+    """Do `work`, cancelling it when the client leaves. Raises ClientDisconnect then."""
+    task = asyncio.current_task()
+    assert task is not None
+    has_left, is_over = False, False
+
+    def leave(watcher: asyncio.Task[None]) -> None:
+        nonlocal has_left
+        if not is_over:
+            has_left = True
+            task.cancel()
+
     watcher = asyncio.create_task(_wait_disconnect(receive))
+    watcher.add_done_callback(leave)
     try:
-        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise ClientDisconnect
+        return await work
+    except asyncio.CancelledError:
+        if has_left and task.uncancel() == 0:  # nobody else has cancelled it too
+            raise ClientDisconnect from None
+        raise
     finally:
-        task.cancel()
+        is_over = True
         watcher.cancel()
-        await asyncio.gather(task, watcher, return_exceptions=True)
 
 
 async def _wait_disconnect(receive: Receive) -> None:

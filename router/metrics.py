@@ -49,7 +49,8 @@ class Metrics:
         self._ttft = histogram("ttft_seconds", "Request read to first token", TTFT_BUCKETS)
         self._itl = histogram("itl_seconds", "Time between a sequence's outputs", ITL_BUCKETS)
         self._e2e = histogram("e2e_seconds", "Request read to last token", E2E_BUCKETS)
-        self._phases = histogram("phase_seconds", "TTFT phases as workers report them", TTFT_BUCKETS, "phase")
+        phases = histogram("phase_seconds", "TTFT phases as workers report them", TTFT_BUCKETS, "phase")
+        self._phases = [phases.labels(phase) for phase in ("queue", "prefill", "handover", "first_step")]
         self._queue_wait = histogram("queue_wait_seconds", "Wait for a turn in the gateway's queue", TTFT_BUCKETS)
         self._migrations = counter("migrations", "Sequences that went on with another worker", "reason")
         judged = "Sequences by whether they met the targets of their class, or which they missed"
@@ -123,13 +124,9 @@ class Metrics:
 
     @never_fails
     def phases(self, times: PhaseTimes) -> None:
-        for phase, seconds in (
-            ("queue", times.queue_s),
-            ("prefill", times.prefill_s),
-            ("handover", times.handover_s),
-            ("first_step", times.first_step_s),
-        ):
-            self._phases.labels(phase).observe(seconds)
+        seconds = times.queue_s, times.prefill_s, times.handover_s, times.first_step_s
+        for phase, value in zip(self._phases, seconds, strict=True):
+            phase.observe(value)
 
     @never_fails
     def set_workers(self, num_decode: int, num_prefill: int) -> None:

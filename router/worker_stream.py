@@ -139,7 +139,7 @@ class WorkerStream(RoutedWorker):
         self._next_number = frame.number + 1
         if is_gap:
             self._resync(f"frame {frame.number} came too early")
-        for output in frame.outputs:
+        for output in sorted(frame.outputs, key=_is_later):
             mailbox = self._open.get(output.request_id)
             if mailbox is None:
                 continue
@@ -188,6 +188,11 @@ async def _drain(outbox: asyncio.Queue[ToWorker | None]) -> AsyncIterator[ToWork
     """Yield what is put into `outbox`, until None."""
     while (message := await outbox.get()) is not None:
         yield message
+
+
+def _is_later(output: Output) -> bool:
+    """Whether it follows others of its request: whoever waits for a first token is served first."""
+    return output.cached_tokens is None
 
 
 def _reason(error: Exception) -> str:

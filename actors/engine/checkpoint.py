@@ -12,6 +12,7 @@ from baton.actors.engine.models.gemma3 import Gemma3
 from baton.actors.engine.models.llama import Llama
 from baton.actors.engine.models.model import Model
 from baton.actors.engine.models.qwen import Qwen2, Qwen3
+from baton.actors.engine.vocabulary import num_token_ids
 from baton.actors.engine.weights import DummyWeights, Placement, Weights, WeightSource
 
 MODELS: dict[str, type[Llama]] = {
@@ -31,11 +32,10 @@ class Checkpoint:
 
 def open_checkpoint(path: Path, *, dummy: bool = False) -> Checkpoint:
     """Read the config and find the tensors; no weight is read yet. A dummy needs no tensors: config.json will do."""
-    if path.suffix == ".gguf":
-        gguf = GGUFWeights(path)
-        return Checkpoint(ModelConfig.from_hf(gguf.hf_config()), DummyWeights() if dummy else gguf)
-    config = ModelConfig.from_hf(read_hf_config(path))
-    return Checkpoint(config, DummyWeights() if dummy else SafetensorsWeights(path))
+    gguf = GGUFWeights(path) if path.suffix == ".gguf" else None
+    hf = gguf.hf_config() if gguf else read_hf_config(path)
+    config = ModelConfig.from_hf(hf | {"num_token_ids": num_token_ids(path)})
+    return Checkpoint(config, DummyWeights() if dummy else gguf or SafetensorsWeights(path))
 
 
 def build_model(checkpoint: Checkpoint, placement: Placement, *, block_size: int, max_context: int) -> Model:

@@ -49,6 +49,7 @@ class LayerConfig:
 class ModelConfig:
     architecture: str  # Hugging Face's class name, e.g. LlamaForCausalLM
     vocab_size: int
+    num_token_ids: int | None = None  # of them, where fewer are tokens: the others are never sampled
     hidden_size: int
     intermediate_size: int
     num_heads: int
@@ -93,6 +94,7 @@ class ModelConfig:
         return cls(
             architecture=_architecture(hf),
             vocab_size=_need(hf, "vocab_size"),
+            num_token_ids=_num_token_ids(hf),
             hidden_size=hidden_size,
             intermediate_size=_need(hf, "intermediate_size"),
             num_heads=num_heads,
@@ -129,6 +131,11 @@ def _need(hf: HFConfig, key: str) -> Any:
     if value is None:
         raise UnsupportedModelError(f"the model's config lacks {key}")
     return value
+
+
+def _num_token_ids(hf: HFConfig) -> int | None:
+    known = hf.get("num_token_ids")  # of the tokenizer
+    return known if known is not None and known < _need(hf, "vocab_size") else None
 
 
 def _ids(value: int | list[int] | None) -> tuple[int, ...]:

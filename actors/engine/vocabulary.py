@@ -43,6 +43,20 @@ def load_vocabulary(path: Path, eos_ids: Sequence[int]) -> Vocabulary:
     return Vocabulary(tuple(pieces), tuple(eos_ids))
 
 
+def num_token_ids(path: Path) -> int | None:
+    """Return how many ids mean something: those behind only pad the model's rows. None where there is no tokenizer."""
+    if path.suffix == ".gguf":
+        kinds = read_metadata(path).get("tokenizer.ggml.token_type", ())
+        return max((id + 1 for id, kind in enumerate(kinds) if kind != _UNUSED), default=None)
+    file = path / "tokenizer.json"
+    if not file.exists():
+        return None
+    tokenizer = json.loads(file.read_bytes())
+    vocab: dict[str, int] | list[Any] = tokenizer["model"]["vocab"]
+    last = max(vocab.values()) if isinstance(vocab, dict) else len(vocab) - 1
+    return max(last, *(token["id"] for token in tokenizer["added_tokens"]), 0) + 1
+
+
 def _gguf_bytes(path: Path) -> tuple[bytes, ...]:
     metadata = read_metadata(path)
     is_byte_level = metadata["tokenizer.ggml.model"] == "gpt2"

@@ -1,8 +1,9 @@
 """What the gateway costs: time added to the first token, and streamed tokens a second, on one process of its own.
 
-Client and fake worker share this process, so the worker's part can be taken off a request's time exactly. The ceiling
-is what one core could stream by the CPU time that a token takes: it holds on a busy machine too, where the rate that
-was reached says little. The profile is of a run of its own, since profiling costs time.
+The clients, the gateway and the worker are three processes; all clocks are the machine's. What is called added is the
+time from a client's request to its first event, less the time that the worker had the request: both ways through HTTP
+and gRPC, and any wait for a core, are in it. The ceiling is what one core could stream by the CPU time that a token
+takes: it holds on a busy machine too. The profile is of a run of its own, since profiling costs time.
 Run: PYTHONPATH=<parent of baton>:tests python tests/bench/gateway.py [--streams-only] [model.gguf]
 """
 
@@ -12,7 +13,6 @@ import asyncio
 import cProfile
 import importlib.util
 import io
-import itertools
 import json
 import multiprocessing
 import pstats
@@ -22,21 +22,21 @@ import sys
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import msgspec
 import psutil
 import uvloop
-from fake_workers import FakeRunning, FakeStream, FakeWorker, counting
 from rich.console import Console
 from rich.table import Table
 
-from baton.actors.engine.request import Request
-from baton.actors.messages import Output, Submit, WorkerInfo
+from baton.actors.collector import spare_startup
+from baton.actors.messages import WorkerInfo
 from baton.router.config import RouterConfig
 from baton.router.gateway import Gateway
+from tests.bench.gateway_worker import Pace, WorkerProcess, worker_process
 
 MODEL = "bench"
 NUM_SEQUENCES = 64
@@ -50,79 +50,69 @@ def main() -> None:
 
 
 async def bench(model: Path, *, streams_only: bool) -> None:
-    worker = TimedWorker()
-    info = await worker.start()
     console = Console()
     console.print(f"load average {psutil.getloadavg()[0]:.1f} on {psutil.cpu_count()} cores")
-    async with gateway_process(model, info) as gateway:
-        await measure_overhead(gateway, worker, 1, 50)  # warm up
-        if not streams_only:
-            console.print(await overheads(gateway, worker))
-        console.print(await rates(gateway, worker))
-    async with gateway_process(model, info, profiled=True) as gateway:
-        await measure_rate(gateway, worker, None)
+    async with worker_process() as worker:
+        async with gateway_process(model, worker.info) as gateway:
+            await measure_overhead(gateway, worker, Load("", 1, 50))  # warm up
+            if not streams_only:
+                console.print(await overheads(gateway, worker))
+            console.print(await rates(gateway, worker))
+        async with gateway_process(model, worker.info, profiled=True) as gateway:
+            await measure_rate(gateway, worker, None)
     console.print("Where the gateway's time goes while it streams:", gateway.profile, sep="\n", markup=False)
-    await worker.kill()
 
 
-async def overheads(gateway: Running, worker: TimedWorker) -> Table:
-    """Clients ask again as soon as they are answered. Where the worker takes no time, they keep the gateway busy."""
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Clients that ask again within `think_s` of an answer's end; their first requests come within `begin_s`.
+
+    Without a pause, requests would all come while the gateway deals with the frame that ended the stream before.
+    """
+
+    name: str
+    num_clients: int
+    num_requests: int
+    num_tokens: int = 2
+    pace: Pace = field(default_factory=Pace)
+    begin_s: float = 0.0
+    think_s: float = 0.0
+
+
+LOADS = (
+    Load("one client", 1, 300),
+    Load(
+        "steady streams of 64 tokens", 32, 640, num_tokens=64, pace=Pace(0.25, step_s=0.025), begin_s=2.0, think_s=0.05
+    ),
+    Load("steady, 2 tokens each", 32, 1200, pace=Pace(0.25), begin_s=0.25, think_s=0.05),
+    Load("as fast as it goes", 32, 1500),
+)
+
+
+async def overheads(gateway: Running, worker: WorkerProcess) -> Table:
     table = Table(
-        *("clients", "begin", "worker's own time", "requests/s", "p50 ms", "p99 ms", "µs CPU a request"),
+        *("load", "clients", "worker's own time", "requests/s", "p50 ms", "p90 ms", "p99 ms", "µs CPU a request"),
         title="Time to first token added by the gateway",
     )
-    for concurrency, first_token_s, begin_s, num_requests in (
-        (1, 0.0, 0.0, 300),
-        (32, 0.25, 0.25, 1200),
-        (32, 0.25, 0.0, 600),
-        (32, 0.0, 0.0, 1500),
-    ):
-        worker.first_token_s = first_token_s
+    for load in LOADS:
         start, cpu_s = time.monotonic(), gateway.cpu_s()
-        times = await measure_overhead(gateway, worker, concurrency, num_requests, begin_s=begin_s)
-        rate = num_requests / (time.monotonic() - start)
-        used = f"{(gateway.cpu_s() - cpu_s) / num_requests * 1e6:.0f}"
+        times = await measure_overhead(gateway, worker, load)
+        rate = load.num_requests / (time.monotonic() - start)
+        used = f"{(gateway.cpu_s() - cpu_s) / load.num_requests * 1e6:.0f}"
         cuts = [f"{cut * 1e3:.2f}" for cut in statistics.quantiles(times, n=100)]
-        begin = f"within {begin_s * 1e3:.0f} ms" if begin_s else "at once"
-        row = str(concurrency), begin, f"{first_token_s * 1e3:.0f} ms", f"{rate:.0f}", cuts[49], cuts[98], used
-        table.add_row(*row)
-    worker.first_token_s = 0.0
+        own = f"{load.pace.first_token_s * 1e3:.0f} ms"
+        table.add_row(load.name, str(load.num_clients), own, f"{rate:.0f}", cuts[49], cuts[89], cuts[98], used)
     return table
 
 
-async def rates(gateway: Running, worker: TimedWorker) -> Table:
+async def rates(gateway: Running, worker: WorkerProcess) -> Table:
     table = Table(
-        *("steps/s", "tokens/s wanted", "tokens/s", "events a token", "gateway CPU", "µs CPU a token", "ceiling"),
+        *("steps/s, at most", "tokens/s", "events a token", "gateway CPU", "µs CPU a token", "ceiling"),
         title=f"Streams of {NUM_SEQUENCES} sequences, one frame a step",
     )
     for steps_per_s in (40, 80, 120, None):
         table.add_row(*await measure_rate(gateway, worker, steps_per_s))
     return table
-
-
-class TimedWorker(FakeWorker):
-    """Notes when it got each request (named by its seed) and when it gave the first token; caches nothing."""
-
-    def __init__(self) -> None:
-        super().__init__(counting, eos=-1)
-        self.first_token_s = 0.0  # on average
-        self.received: dict[int, float] = {}
-        self.answered: dict[int, float] = {}
-
-    def _admitted(self, submit: Submit) -> FakeRunning:
-        now = self.received[submit.request.sampling.seed] = time.monotonic()
-        wait_s = self.first_token_s * random.uniform(0.5, 1.5)
-        running = super()._admitted(submit)
-        running.ready_at = now + wait_s
-        asyncio.get_running_loop().call_later(wait_s + 1e-4, self.wake)
-        return running
-
-    def _advance(self, running: FakeRunning) -> Output:
-        self.answered.setdefault(running.submit.request.sampling.seed, time.monotonic())
-        return super()._advance(running)
-
-    def _remember(self, request: Request, stream: FakeStream) -> None:
-        pass
 
 
 @dataclass
@@ -176,6 +166,7 @@ def serve(model: str, info: bytes, config: RouterConfig, parent: Connection, pro
         while gateway.membership.why_unusable():
             await asyncio.sleep(0.05)
         parent.send(url)
+        spare_startup()  # as the gateway's actor does
         profile = cProfile.Profile()
         if profiled:
             profile.enable()
@@ -196,55 +187,38 @@ def top_entries(profile: cProfile.Profile) -> str:
     return "\n".join(line.replace(sys.prefix, "") for line in lines[start:] if line)
 
 
-async def measure_overhead(
-    gateway: Running, worker: TimedWorker, concurrency: int, num_requests: int, *, begin_s: float = 0.0
-) -> list[float]:
-    """Return, for each request, the time to its first event less the time that the worker had it.
-
-    The clients' first requests come within `begin_s`.
-    """
-    seeds = itertools.count(len(worker.received) + 1)
-    todo = iter(range(num_requests))
-    times: list[float] = []
+async def measure_overhead(gateway: Running, worker: WorkerProcess, load: Load) -> list[float]:
+    """Return, for each request, the seconds that the gateway added to its first token."""
+    await worker.set_pace(load.pace)
+    todo = iter(range(load.num_requests))
+    timings: dict[int, Timing] = {}  # by seed
 
     async def one_client() -> None:
-        await asyncio.sleep(random.uniform(0.0, begin_s))
+        await asyncio.sleep(random.uniform(0.0, load.begin_s))
         async with connection(gateway) as (reader, writer):
-            for _ in todo:
-                seed = next(seeds)
-                timing = await stream_chat(reader, writer, seed=seed, max_tokens=2)
-                times.append(timing.first - timing.sent - (worker.answered[seed] - worker.received[seed]))
+            for seed in todo:
+                await asyncio.sleep(random.uniform(0.0, load.think_s))
+                timings[seed] = await stream_chat(reader, writer, seed=seed, max_tokens=load.num_tokens)
 
-    await asyncio.gather(*(one_client() for _ in range(concurrency)))
-    return times
+    await asyncio.gather(*(one_client() for _ in range(load.num_clients)))
+    times = await worker.times()
+    return [timing.first - timing.sent - times.own_s(seed) for seed, timing in timings.items()]
 
 
-async def measure_rate(gateway: Running, worker: TimedWorker, steps_per_s: int | None) -> list[str]:
+async def measure_rate(gateway: Running, worker: WorkerProcess, steps_per_s: int | None) -> list[str]:
     """Stream to all sequences at once, one frame a step, and see whether the clients get it as fast as it is made."""
     num_steps = 3 * (steps_per_s or 120)
-    worker.num_steps_allowed = 0
+    await worker.set_pace(Pace(step_s=1 / steps_per_s if steps_per_s else 0.0, num_sequences=NUM_SEQUENCES))
     before_s = gateway.cpu_s()
-    streams = [
-        asyncio.create_task(one_stream(gateway, seed=len(worker.received) + i, max_tokens=num_steps))
-        for i in range(1, NUM_SEQUENCES + 1)
-    ]
-    while worker.num_running < NUM_SEQUENCES:
-        await asyncio.sleep(0.01)
-    start = time.monotonic()
-    for step in range(num_steps):
-        worker.allow(1)
-        late_s = 0.0 if steps_per_s is None else start + (step + 1) / steps_per_s - time.monotonic()
-        await asyncio.sleep(max(late_s, 0.0))
-    worker.num_steps_allowed = None
-    worker.wake()
+    streams = (one_stream(gateway, seed=seed, max_tokens=num_steps) for seed in range(NUM_SEQUENCES))
     timings = await asyncio.gather(*streams)
+    start = min((await worker.times()).answered.values())
     seconds = max(timing.last for timing in timings) - start
     cpu_s = gateway.cpu_s() - before_s
     num_tokens = num_steps * NUM_SEQUENCES
     num_events = sum(timing.num_events for timing in timings)
     return [
         "as many as go" if steps_per_s is None else str(steps_per_s),
-        "-" if steps_per_s is None else str(steps_per_s * NUM_SEQUENCES),
         f"{num_tokens / seconds:,.0f}",
         f"{num_events / num_tokens:.2f}",
         f"{cpu_s / seconds:.0%}",

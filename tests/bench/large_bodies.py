@@ -8,17 +8,16 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import httpx
 import uvloop
-from fake_workers import FakeStream, FakeWorker
 from rich.console import Console
 from rich.table import Table
 
-from baton.actors.engine.request import Request
 from baton.router.config import RouterConfig
 from tests.bench.gateway import MODEL, Running, gateway_process, smollm
+from tests.bench.gateway_worker import worker_process
 
 MB = 1_000_000
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -37,28 +36,15 @@ def bodies() -> Iterator[tuple[str, str, bytes]]:
     yield "64 MB of messages", CHAT, f'{{"model": "{MODEL}", "messages": [{messages}]}}'.encode()
 
 
-class Forgetful(FakeWorker):
-    """Caches nothing: hashing long prompts here would hold up the checks, which are made by the same process."""
-
-    def _blocks(self, request: Request) -> Sequence[bytes]:
-        return ()
-
-    def _remember(self, request: Request, stream: FakeStream) -> None:
-        pass
-
-
 async def bench() -> None:
-    worker = Forgetful(max_context=200_000)
-    info = await worker.start()
     config = RouterConfig(drain_s=0, max_body_bytes=100 * MB)
     table = Table("body", "status", "answered in s", "checks", "/health p50 ms", "p99 ms", "max ms")
-    async with gateway_process(smollm(), info, config) as gateway:
+    async with worker_process(200_000) as worker, gateway_process(smollm(), worker.info, config) as gateway:
         url = f"http://{gateway.host}:{gateway.port}"
         async with httpx.AsyncClient(base_url=url, timeout=300) as http:
             await http.post(CHAT, content=b" " * MB)  # starts the process for large bodies
             for name, path, body in bodies():
                 table.add_row(name, *await measure(http, gateway, path, body))
-    await worker.kill()
     Console().print(table)
 
 

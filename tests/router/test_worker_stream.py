@@ -13,6 +13,7 @@ from baton.actors.messages import Load, Output, PeerAddress, Submit, WorkerInfo
 from baton.router.prefix_index import PrefixIndex
 from baton.router.routing import Charge, Leg, Route
 from baton.router.worker_stream import Mailbox, Reconnect, StreamLost, WorkerStream
+from tests.router.rig import until
 
 FAST = Reconnect(first_s=0.01, max_s=0.05)
 
@@ -51,6 +52,34 @@ async def test_each_request_gets_its_own_outputs() -> None:
         for i, mailbox in mailboxes.items():
             assert [output.tokens for output in await collect(mailbox)] == [(i,)] * 3
         await stream.wait_idle()
+
+
+async def test_a_first_token_is_handed_out_before_what_others_wait_for() -> None:
+    worker = FakeWorker()
+    worker.num_steps_allowed = 0
+    async with connected(worker) as (stream, _), asyncio.TaskGroup() as tasks:
+        order: list[str] = []
+
+        async def listen(id: str) -> None:
+            mailbox = stream.submit(request(id))
+            finish = None
+            while finish is None:
+                output = await mailbox.get()
+                assert isinstance(output, Output)
+                order.append(id)
+                finish = output.finish
+
+        tasks.create_task(listen("old"))
+        await until(lambda: worker.num_running == 1)
+        worker.allow(1)
+        await until(lambda: order == ["old"])
+        tasks.create_task(listen("new"))
+        await until(lambda: worker.num_running == 2)
+        worker.allow(1)
+        await until(lambda: len(order) == 3)
+        assert order == ["old", "new", "old"]
+        worker.num_steps_allowed = None
+        worker.wake()
 
 
 async def test_closing_ends_whatever_an_attempt_to_connect_is_doing() -> None:

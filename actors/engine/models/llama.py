@@ -106,7 +106,10 @@ class Llama:
         return h
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return norm_linear(hidden, self.final_norm, self.lm_head)
+        logits = norm_linear(hidden, self.final_norm, self.lm_head)
+        if self.config.num_token_ids is not None:
+            logits[:, self.config.num_token_ids :] = -torch.inf
+        return logits
 
     def normed(self, hidden: torch.Tensor) -> torch.Tensor:
         return rms_norm(hidden, self.final_norm.weight, self.final_norm.eps)

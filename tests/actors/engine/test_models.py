@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -123,3 +124,14 @@ def test_half_precision_keeps_the_logits_direction(case: str, tmp_path: Path):
     assert logits.dtype == torch.bfloat16
     similarity = torch.cosine_similarity(logits.float(), reference_logits(reference, tokens), dim=-1)
     assert similarity.min() > 0.99
+
+
+def test_ids_that_only_pad_the_vocabulary_are_never_sampled(tmp_path: Path):
+    build("qwen2").save_pretrained(tmp_path)
+    row = Row(0, 0, 3, (5, 6, 7), [2], True)
+    plain, tokenizer = load(tmp_path, max_context=64), {"model": {"vocab": {"a": 88}}, "added_tokens": [{"id": 89}]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    padded = load(tmp_path, max_context=64)
+    logits = all_logits(padded, [row], kv_cache(padded))
+    assert logits[:, 90:].isneginf().all()
+    torch.testing.assert_close(logits[:, :90], all_logits(plain, [row], kv_cache(plain))[:, :90])
