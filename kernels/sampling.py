@@ -7,7 +7,7 @@ keeps the tokens at or above a threshold, so equal logits stand or fall together
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import torch
@@ -53,6 +53,12 @@ class SamplingTensors:
     penalties: Penalties | None = None
     bias: LogitBias | None = None
     allowed: torch.Tensor | None = None  # [num_rows, ceil(vocab / 32)] int32: the grammar's mask, id i = bit i
+
+
+def are_dense(params: SamplingTensors) -> bool:
+    """Whether every parameter's rows lie one after another, which is how kernels read them."""
+    parts = [getattr(group, field.name) for group in (params, params.penalties) if group for field in fields(group)]
+    return all(part.is_contiguous() for part in parts if isinstance(part, torch.Tensor))
 
 
 class Sampled(NamedTuple):

@@ -8,14 +8,12 @@ has a fixed order: what a row samples never depends on its batch.
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import torch
 import triton
 import triton.language as tl
 
 from baton.kernels.random_bits import GOLDEN_32, GOLDEN_64, MAX_UNIFORM, MIX_32, MIX_64
-from baton.kernels.sampling import LogitBias, Penalties, Sampled, SamplingTensors
+from baton.kernels.sampling import LogitBias, Penalties, Sampled, SamplingTensors, are_dense
 from baton.kernels.triton_range import tensor_range
 
 _CHUNK = 1024  # vocabulary entries per program, in the kernels that run over (row, chunk)
@@ -34,7 +32,7 @@ def sample_triton(logits: torch.Tensor, params: SamplingTensors) -> Sampled:
     num_rows, vocab = logits.shape
     if num_rows == 0:
         return Sampled(torch.empty(0, dtype=torch.int64, device=logits.device))
-    assert logits.stride(1) == 1 and _are_dense(params)
+    assert logits.stride(1) == 1 and are_dense(params)
     logits = _adjusted(logits, params)
     if params.temperature is None:
         return _pick(logits, None, params)
@@ -48,17 +46,6 @@ def sample_triton(logits: torch.Tensor, params: SamplingTensors) -> Sampled:
         logits, maxima, params.temperature, distances, nearest, logits.stride(0), vocab, CHUNK=_CHUNK, CHUNKS=chunks
     )
     return _pick(distances, _thresholds(distances, nearest, params), params)
-
-
-def _are_dense(params: SamplingTensors) -> bool:
-    """Whether every parameter's rows lie one after another, which is how the kernels read them."""
-    parts = (*_tensors_of(params), *(() if params.penalties is None else _tensors_of(params.penalties)))
-    return all(part.is_contiguous() for part in parts)
-
-
-def _tensors_of(params: SamplingTensors | Penalties) -> list[torch.Tensor]:
-    values = (getattr(params, field.name) for field in fields(params))
-    return [value for value in values if isinstance(value, torch.Tensor)]
 
 
 def _adjusted(logits: torch.Tensor, params: SamplingTensors) -> torch.Tensor:
