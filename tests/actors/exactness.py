@@ -55,7 +55,7 @@ def cases() -> tuple[Case, ...]:
     words = tokenizer.encode(TEXT + TEXT)
     prompts += [tuple(words[length : 2 * length]) for length in LENGTHS[:-1]]
     prompts.append(tuple(words[: LENGTHS[-1]]))
-    return tuple(Case(prompt, _reference(prompt, 12 if len(prompt) < 130 else 6)) for prompt in prompts)
+    return tuple(Case(prompt, _reference(prompt, 8 if len(prompt) < 130 else 4)) for prompt in prompts)
 
 
 def _chat(tokenizer: AutoTokenizer, turns: list[str]) -> tuple[int, ...]:
