@@ -4,7 +4,7 @@ The clients, the gateway and the worker are three processes; all clocks are the 
 time from a client's request to its first event, less the time that the worker had the request: both ways through HTTP
 and gRPC, and any wait for a core, are in it. The ceiling is what one core could stream by the CPU time that a token
 takes: it holds on a busy machine too. The profile is of a run of its own, since profiling costs time.
-Run: PYTHONPATH=<parent of baton>:tests python tests/bench/gateway.py [--streams-only] [model.gguf]
+Run: python tests/bench/gateway.py [--streams-only] [model.gguf]
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ import psutil
 import uvloop
 from rich.console import Console
 from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the worker's process inherits both
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from baton.actors.collector import spare_startup
 from baton.actors.messages import WorkerInfo

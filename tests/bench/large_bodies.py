@@ -1,6 +1,6 @@
 """How long /health waits while one gateway process reads bodies of 64 MB and prompts of 128k tokens.
 
-Run: PYTHONPATH=<parent of baton>:tests python tests/bench/large_bodies.py
+Run: PYTHONPATH=<root of the repository>:tests python tests/bench/large_bodies.py
 """
 
 from __future__ import annotations
